@@ -1,0 +1,23 @@
+"""The versions that decide the bytes of a shard: same input, options and environment give the same bytes."""
+
+from importlib.metadata import version
+
+import h5py
+
+from shardwright import __version__
+
+
+def environment() -> dict[str, str]:
+    """Name -> version of all that touches pixels or file bytes, and torch's CPU capability.
+
+    Loads torch, so it is called where pictures are decoded.
+    """
+    import torch
+
+    packages = ("h5py", "imagecodecs", "numpy", "pillow", "simplejpeg", "torch")
+    return {
+        "shardwright": __version__,
+        "hdf5": h5py.version.hdf5_version,
+        **{name: version(name) for name in packages},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,0 +1,81 @@
+"""A file for HDF5 to write into, whose errors are not lost.
+
+On a full disk HDF5 may end the process with a segmentation fault at exit, or lose the error where a
+Dataset object dies before the file is closed, and leave zeros. So it never sees one: the guard keeps the
+first error, lets HDF5 think that later writes succeed, and the writer asks after each chunk and after close.
+"""
+
+import io
+import os
+from pathlib import Path
+
+from typing_extensions import Buffer
+
+
+class GuardedFile(io.RawIOBase):
+    """A new file, open for reading and writing, that keeps its first error instead of raising it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "xb+", buffering=0)  # noqa: SIM115 (closed by close)
+        self._error: OSError | None = None
+
+    def check(self) -> None:
+        """Raise the first error that writing met, if it met one."""
+        if self._error is not None:
+            raise self._error
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        os.fsync(self._file.fileno())
+
+    def write(self, data: Buffer) -> int:
+        """Write all of ``data``; after an error, only move on as if it were written."""
+        view = memoryview(data).cast("B")
+        try:
+            done = 0
+            while self._error is None and done < len(view):
+                done += self._file.write(view[done:]) or 0
+        except OSError as error:
+            self._error = error
+        return len(view)
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Read as a file does; zeros after an error, whatever HDF5 expects there."""
+        try:
+            return self._file.readinto(buffer) or 0
+        except OSError as error:
+            self._error = self._error or error
+            return len(memoryview(buffer))
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move, as a file does."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Position, as of a file."""
+        return self._file.tell()
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size; errors are kept."""
+        try:
+            return self._file.truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def seekable(self) -> bool:
+        """A file is."""
+        return True
+
+    def readable(self) -> bool:
+        """It is open for both."""
+        return True
+
+    def writable(self) -> bool:
+        """It is open for both."""
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()

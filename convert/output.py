@@ -1,0 +1,150 @@
+"""The output folder: what in it is ours, and how finished shards become a version that readers see."""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from shardwright.convert.write import Finding
+from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER, Manifest, report_name
+from shardwright.datasets.manifest import replace_file, sync_folder, write_manifest
+from shardwright.errors import OutputError, UsageError
+
+_OURS = ("manifest-", "report-")
+_FINGERPRINT = "source.json"
+
+
+def check_paths(source: Path, out: Path) -> None:
+    """Refuse a source that is no folder, and paths of which one lies in the other.
+
+    Raises
+    ------
+    UsageError
+        One of these.
+    """
+    if not source.is_dir():
+        raise UsageError(f"the source '{source}' is {'not a folder' if source.exists() else 'missing'}")
+    inner, outer = os.path.realpath(source), os.path.realpath(out)
+    if os.path.commonpath([inner, outer]) in (inner, outer):
+        raise UsageError(
+            f"the source '{source}' and the output '{out}' lie in one another: use another output"
+        )
+
+
+def check_output(out: Path, splits: Sequence[str]) -> None:
+    """Refuse an output that holds anything that this project did not make.
+
+    Raises
+    ------
+    OutputError
+        ``out`` is a file, or holds something foreign, or a data set where splits are to go (or the other
+        way round).
+    """
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir():
+        raise OutputError(f"the output '{out}' is not a folder")
+    names = set(os.listdir(out))
+    if not splits:
+        if held := sorted(names & set(SPLIT_NAMES)):
+            raise OutputError(
+                f"the output '{out}' holds the splits {', '.join(held)}, the source has none: use another output"
+            )
+        _check_data_set(out, names)
+        return
+    if "manifest.json" in names:
+        raise OutputError(f"the output '{out}' holds one data set, the source has splits: use another output")
+    if foreign := sorted(names - set(SPLIT_NAMES)):
+        raise OutputError(_foreign(out, foreign))
+    for split in sorted(names):
+        if not (out / split).is_dir():
+            raise OutputError(_foreign(out, [split]))
+        _check_data_set(out / split, set(os.listdir(out / split)))
+
+
+def _check_data_set(folder: Path, names: set[str]) -> None:
+    ours = {"manifest.json", SHARDS_FOLDER, WORK_FOLDER}
+    foreign = sorted(name for name in names - ours if not name.startswith(_OURS))
+    if names and WORK_FOLDER not in names and "manifest.json" not in names:
+        foreign = sorted(names)  # a folder called shards alone is somebody else's
+    if foreign:
+        raise OutputError(_foreign(folder, foreign))
+
+
+def _foreign(folder: Path, names: Sequence[str]) -> str:
+    return (
+        f"the output '{folder}' holds what is not ours: {', '.join(map(repr, names[:5]))}"
+        f"{' ...' if len(names) > 5 else ''}. Nothing was changed: use an empty folder"
+    )
+
+
+class Output:
+    """The folder of one data set while it is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / WORK_FOLDER
+        self.work = self.state / "work"
+
+    def begin(self) -> None:
+        """Make the folders, and empty the work folder of what a killed run left."""
+        self.forget_work()
+        self.work.mkdir(parents=True)
+        (self.folder / SHARDS_FOLDER).mkdir(exist_ok=True)
+
+    def forget_work(self) -> None:
+        """Remove work in progress."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def bytes_under_way(self) -> int:
+        """Bytes written so far, by finished workers and others: how far they are, without asking them."""
+        total = 0
+        for entry in os.scandir(self.work):
+            with suppress(FileNotFoundError):  # a worker discards a shard of which nothing could be taken
+                total += entry.stat().st_size
+        return total
+
+    def abandon(self) -> None:
+        """Remove work in progress, and the folders too where no version was ever published."""
+        self.forget_work()
+        if not (self.folder / "manifest.json").exists():
+            for folder in (self.folder / SHARDS_FOLDER, self.state, self.folder):
+                if folder.is_dir() and not os.listdir(folder):
+                    folder.rmdir()
+
+    def publish(
+        self, manifest: Manifest, temporary: Sequence[Path], findings: Sequence[Finding], fingerprint: str
+    ) -> None:
+        """Give the shards their names, then write report and manifest: from then on readers see them."""
+        names = [file.name for shard in manifest.shards for file in shard.files]
+        for path, name in zip(temporary, names, strict=True):
+            os.rename(path, self.folder / name)
+        sync_folder(self.folder / SHARDS_FOLDER)
+        lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
+        replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
+        write_manifest(self.folder, manifest)
+        replace_file(
+            self.state / _FINGERPRINT,
+            json.dumps({"version": manifest.version, "fingerprint": fingerprint}).encode(),
+            self.state,
+        )
+        self.forget_work()
+
+    def fingerprint(self, version: int) -> str | None:
+        """What the source was like when ``version`` was made; None where that is not known."""
+        try:
+            known = json.loads((self.state / _FINGERPRINT).read_bytes())
+        except (OSError, ValueError):
+            return None
+        if isinstance(known, dict) and known.get("version") == version:
+            return str(known.get("fingerprint"))
+        return None
+
+
+def counted(findings: Sequence[Finding], verdict: str) -> dict[str, int]:
+    """Reason code -> how many, sorted."""
+    return dict(sorted(Counter(f.reason for f in findings if f.verdict == verdict).items()))

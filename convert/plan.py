@@ -1,0 +1,90 @@
+"""Pure: how many rows in which shards, and which sample in which row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.convert.options import ConvertOptions
+from shardwright.datasets.layout import SHARDS_FOLDER, Manifest
+from shardwright.errors import OutputError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One shard to write: its name without ending, and the samples of its rows, in order."""
+
+    number: int
+    stem: str
+    samples: npt.NDArray[np.int64]
+
+
+def plan_shards(samples: int, version: int, options: ConvertOptions) -> list[ShardPlan]:
+    """Deal ``samples`` out over shards in one seeded permutation.
+
+    Class-sorted trees and batch-aligned chunks would make batches of one class; after a global
+    permutation any run of rows is a fair draw. Nothing here depends on the number of jobs.
+    """
+    order = np.random.Generator(np.random.PCG64(options.seed)).permutation(samples)
+    rows = options.store.rows_per_shard(samples, options.row_bytes)
+    return [
+        ShardPlan(number, f"{SHARDS_FOLDER}/{version:06d}-{number:05d}", order[start : start + rows])
+        for number, start in enumerate(range(0, samples, rows))
+    ]
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Options in which two conversions differ, in words."""
+    return [
+        f"{key} is {found.get(key)!r} there, {wanted.get(key)!r} here"
+        for key in sorted({*found, *wanted})
+        if found.get(key) != wanted.get(key)
+    ]
+
+
+def decide(
+    newest: Manifest | None, unchanged: bool, options: ConvertOptions, inputs: int, out: str
+) -> int | None:
+    """The version to make next; None where the newest is what was asked for.
+
+    Parameters
+    ----------
+    newest
+        The newest version in the output, if there is one.
+    unchanged
+        Whether the source is what it was when ``newest`` was made.
+    inputs
+        Pictures in the source now.
+    out
+        The output's path, for messages.
+
+    Raises
+    ------
+    OutputError
+        Other options than the newest version's without ``new_version``; a source that lost more than half
+        of its pictures without ``allow_shrink``.
+    """
+    if newest is None:
+        return 1
+    wanted = options.recorded()
+    different = differences(newest.options, wanted)
+    if options.classes is not None and options.classes != newest.classes:
+        different.append(
+            f"the class map has {len(options.classes)} names, not the same as the {len(newest.classes)} there"
+        )
+    if different and not options.new_version:
+        raise OutputError(
+            f"'{out}' holds version {newest.version}, made with other options: {'; '.join(different)}. "
+            "Use another output, the same options, or --new-version"
+        )
+    if not different and unchanged:
+        return None
+    before = int(newest.source.get("files", 0))
+    if inputs * 2 < before and not options.allow_shrink:
+        raise OutputError(
+            f"the source has {inputs} pictures, version {newest.version} of '{out}' was made from {before}. "
+            "If that is meant, use --allow-shrink"
+        )
+    return newest.version + 1

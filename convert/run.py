@@ -1,0 +1,308 @@
+"""`convert`: a tree of pictures to a data set, or to one a split, in parallel."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import joblib
+from joblib.externals.loky import ProcessPoolExecutor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from shardwright.convert.options import ConvertOptions
+from shardwright.convert.output import Output, check_output, check_paths, counted
+from shardwright.convert.plan import ShardPlan, decide, plan_shards
+from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.scan import Scan, class_map_of, find_splits, scan
+from shardwright.convert.stats import Sums
+from shardwright.convert.write import Finding, ShardRecord, ShardTask, write_shard
+from shardwright.datasets.layout import Manifest, columns_of, path_to_id
+from shardwright.datasets.manifest import read_manifest
+from shardwright.errors import OutputError, ShardwrightError, SourceError
+
+# A worker decodes one picture at a time: more threads a worker would only get in each other's way.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What became of one data set.
+
+    Attributes
+    ----------
+    split
+        Its split, empty where the source has none.
+    folder, manifest
+        Where it lies, and the version that is the newest now.
+    made
+        Whether that version was made by this run, or was there already.
+    source_bytes
+        Bytes of the picture files.
+    seconds
+        From the first picture to the published manifest.
+    findings
+        What was rejected or suspect.
+    lzf_saving
+        The share that LZF saves or would save on all pixels; None where no probe was made.
+    """
+
+    split: str
+    folder: Path
+    manifest: Manifest
+    made: bool
+    source_bytes: int
+    seconds: float = 0.0
+    findings: tuple[Finding, ...] = ()
+    lzf_saving: float | None = None
+
+    @property
+    def rejected(self) -> int:
+        """Inputs that are not in the data set."""
+        return sum(self.manifest.rejected.values())
+
+
+@dataclass(slots=True)
+class _Part:
+    """One data set to make: a whole source, or a split of it."""
+
+    split: str
+    output: Output
+    scan: Scan
+    version: int | None = None
+    newest: Manifest | None = None
+    plans: list[ShardPlan] = field(default_factory=list)
+    records: list[ShardRecord] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def convert(
+    source: Path,
+    out: Path,
+    options: ConvertOptions | None = None,
+    progress: ProgressMaker = Silent,
+) -> list[Conversion]:
+    """Convert the tree at ``source`` into a data set at ``out``, or one a split.
+
+    Shards are written by one process each; this process alone publishes, the manifest last. Until then a
+    reader sees the version before, or none.
+
+    Parameters
+    ----------
+    source
+        A folder with a folder of pictures a class; or with folders train, val, ..., of such folders.
+    out
+        A folder that is missing, empty, or holds earlier versions.
+    progress
+        Makes the progress of a stage, such as `Bar`, `Lines` or `Silent`.
+
+    Raises
+    ------
+    UsageError
+        ``source`` is no folder, or one of the two lies in the other.
+    SourceError
+        No pictures, or a tree that cannot be taken as it is.
+    OutputError
+        ``out`` holds something else, was made with other options, or cannot be written.
+    """
+    options = options or ConvertOptions()
+    check_paths(source, out)
+    splits = find_splits(source) if options.splits else []
+    check_output(out, splits)
+    parts = list(_scan_parts(source, out, splits, options, progress))
+    for part in parts:
+        _decide(part, options)
+    todo = [part for part in parts if part.version is not None]
+    if todo:
+        try:
+            with _workers(options) as submit:
+                for part in todo:
+                    _write_shards(part, options, progress, submit)
+            if options.strict:
+                _refuse_rejects(todo)
+            return [_publish(part, options) if part in todo else _unchanged(part) for part in parts]
+        except OSError as error:
+            if isinstance(error, ShardwrightError):
+                raise
+            raise OutputError(f"cannot write '{out}': {error.strerror or error}") from error
+        finally:
+            for part in todo:
+                part.output.abandon()
+            if out.is_dir() and not any(out.iterdir()):
+                out.rmdir()
+    return [_unchanged(part) for part in parts]
+
+
+def scan_source(source: Path, options: ConvertOptions, progress: ProgressMaker = Silent) -> dict[str, Scan]:
+    """Scan ``source``: split -> what lies in it, with one class map for all; the split is '' where there is none.
+
+    Raises
+    ------
+    SourceError
+        A split, or the source, has no pictures; or see `scan`.
+    """
+    splits = find_splits(source) if options.splits else []
+    classes = options.classes or (class_map_of(source, splits) if splits else None)
+    scans = {}
+    with progress("scan", None, "files") as bar:
+        for split in splits or [""]:
+            scans[split] = found = scan(source / split, classes, bar.update)
+            if not len(found):
+                raise SourceError(_why_empty(found))
+    return scans
+
+
+def _scan_parts(
+    source: Path, out: Path, splits: Sequence[str], options: ConvertOptions, progress: ProgressMaker
+) -> Iterator[_Part]:
+    for split, found in scan_source(source, options, progress).items():
+        yield _Part(split, Output(out / split), found)
+
+
+def _why_empty(found: Scan) -> str:
+    if found.no_class:
+        return (
+            f"'{found.root}' has {len(found.no_class)} pictures, such as '{found.no_class[0]}', but none in a "
+            "class folder: put each into a folder named after its class"
+        )
+    return f"'{found.root}' has no pictures: is it the right folder, is its disk mounted?"
+
+
+def _decide(part: _Part, options: ConvertOptions) -> None:
+    folder = part.output.folder
+    part.newest = read_manifest(folder) if (folder / "manifest.json").exists() else None
+    newest = part.newest
+    unchanged = newest is not None and part.output.fingerprint(newest.version) == part.scan.fingerprint()
+    part.version = decide(newest, unchanged, options, len(part.scan), str(folder))
+    if part.version is not None:
+        part.plans = plan_shards(len(part.scan), part.version, options)
+
+
+@contextmanager
+def _workers(options: ConvertOptions) -> Iterator[Callable[[ShardTask], "Future[ShardRecord]"]]:
+    """Processes of joblib's loky that write shards; they end with the context, whatever ended it."""
+    executor = ProcessPoolExecutor(max_workers=options.jobs or joblib.cpu_count(), env=_ONE_THREAD)
+    try:
+        yield lambda task: executor.submit(write_shard, task)
+    finally:
+        executor.shutdown(wait=True, kill_workers=True)
+
+
+def _write_shards(
+    part: _Part,
+    options: ConvertOptions,
+    progress: ProgressMaker,
+    submit: Callable[[ShardTask], "Future[ShardRecord]"],
+) -> None:
+    start = time.monotonic()
+    part.output.begin()
+    pending = {submit(_task(part, plan, options)): len(plan.samples) for plan in part.plans}
+    done = shown = 0
+    with progress(part.split or "convert", len(part.scan), "images") as bar:
+        while pending:
+            finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in finished:
+                done += pending.pop(future)
+                part.records.append(_result(future))
+            written = part.output.bytes_under_way() // options.row_bytes
+            now = max(shown, done, min(written, len(part.scan)))
+            bar.update(now - shown)
+            shown = now
+    part.records.sort(key=lambda record: record.number)
+    part.seconds = time.monotonic() - start
+
+
+def _task(part: _Part, plan: ShardPlan, options: ConvertOptions) -> ShardTask:
+    paths = tuple(part.scan.paths[i] for i in plan.samples.tolist())
+    return ShardTask(
+        number=plan.number,
+        stem=plan.stem,
+        partial=part.output.work / Path(plan.stem).name,
+        root=part.scan.root,
+        paths=paths,
+        ids=tuple(map(path_to_id, paths)),
+        labels=tuple(part.scan.labels[plan.samples].tolist()),
+        options=options,
+    )
+
+
+def _result(future: "Future[ShardRecord]") -> ShardRecord:
+    try:
+        record = future.result()
+    except TerminatedWorkerError as error:
+        raise ShardwrightError(
+            f"a worker process ended while it converted (out of memory, or a crash in a decoder): {error}"
+        ) from error
+    if record.error is not None:
+        raise OSError(*record.error)
+    return record
+
+
+def _findings(part: _Part) -> list[Finding]:
+    no_class = [
+        Finding(id, "rejected", "no-class", "it lies directly under the root, in no class folder", 0)
+        for id in part.scan.no_class
+    ]
+    return no_class + [finding for record in part.records for finding in record.findings]
+
+
+def _refuse_rejects(parts: Sequence[_Part]) -> None:
+    rejected = [f for part in parts for f in _findings(part) if f.verdict == "rejected"]
+    if rejected:
+        first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:5])
+        raise SourceError(
+            f"{len(rejected)} pictures were rejected, and --strict is set, so nothing was published: {first}"
+            f"{' ...' if len(rejected) > 5 else ''}. Mend or remove them, or run without --strict"
+        )
+
+
+def _publish(part: _Part, options: ConvertOptions) -> Conversion:
+    records = [record for record in part.records if record.shard is not None]
+    findings = _findings(part)
+    if not records:
+        raise SourceError(
+            f"not one of the {len(part.scan)} pictures in '{part.scan.root}' could be taken: "
+            f"'{findings[-1].id}': {findings[-1].reason}: {findings[-1].message}"
+        )
+    if any(record.environment != records[0].environment for record in records):
+        raise OutputError("workers with different library versions took part: nothing was published")
+    sums = Sums()
+    for record in records:
+        sums.merge(record.sums)
+    shards = tuple(record.shard for record in records if record.shard is not None)
+    rows = sum(shard.rows for shard in shards)
+    manifest = Manifest(
+        version=part.version or 1,
+        storage=options.store.format,
+        rows=rows,
+        classes=part.scan.classes,
+        columns=columns_of(*options.image_shape),
+        shards=shards,
+        seed=options.seed,
+        stats=sums.stats(),
+        rejected=counted(findings, "rejected"),
+        suspect=counted(findings, "suspect"),
+        skipped=part.scan.skipped,
+        source={"files": len(part.scan) + len(part.scan.no_class), "bytes": int(part.scan.sizes.sum())},
+        options=options.recorded(),
+        environment=records[0].environment,
+    )
+    temporary = [path for record in records for path in record.temporary]
+    part.output.publish(manifest, temporary, findings, part.scan.fingerprint())
+    saved = sum(record.saved_bytes for record in records)
+    return Conversion(
+        split=part.split,
+        folder=part.output.folder,
+        manifest=manifest,
+        made=True,
+        source_bytes=int(part.scan.sizes.sum()),
+        seconds=part.seconds,
+        findings=tuple(findings),
+        lzf_saving=saved / (rows * options.row_bytes) if options.store.codec == "lzf" else None,
+    )
+
+
+def _unchanged(part: _Part) -> Conversion:
+    assert part.newest is not None  # decide() said that it is what was asked for
+    return Conversion(part.split, part.output.folder, part.newest, False, int(part.scan.sizes.sum()))

@@ -1,0 +1,276 @@
+"""A tree of pictures to samples, labels and a class map; and what in it is no sample, counted."""
+
+import hashlib
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.datasets.layout import SPLIT_NAMES, path_to_id
+from shardwright.errors import SourceError, UsageError
+
+PICTURE_SUFFIXES = frozenset(
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".mpo",
+        ".png",
+        ".apng",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".webp",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".avif",
+    ]
+)
+_PICTURE_STARTS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"BM",
+    b"II*\0",
+    b"MM\0*",
+)
+_SYSTEM_NAMES = frozenset({"thumbs.db", "desktop.ini", "__macosx", "lost+found", "$recycle.bin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What lies in one tree.
+
+    Attributes
+    ----------
+    root
+        The folder whose children are the classes.
+    classes
+        Class names, as ids; class number k is the k-th.
+    paths
+        Path of each sample relative to the root, as the operating system takes it, sorted by id.
+    labels
+        int64 (samples,): class number of each sample.
+    sizes, mtimes
+        int64 (samples,): bytes and modification time in ns of each file.
+    no_class
+        Ids of pictures that lie directly under the root.
+    skipped
+        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    mtimes: npt.NDArray[np.int64]
+    no_class: tuple[str, ...]
+    skipped: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the class map and each file's id, size and modification time."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for path in (*self.paths, *self.no_class):
+            digest.update(os.fsencode(path) + b"\0")
+        digest.update(self.sizes.tobytes() + self.mtimes.tobytes())
+        return digest.hexdigest()
+
+
+def find_splits(source: Path) -> list[str]:
+    """Names of the split folders of ``source``, sorted; empty where it is one tree of classes.
+
+    It has splits when every visible folder in it is called train, val, valid, validation or test.
+
+    Raises
+    ------
+    SourceError
+        There are pictures beside the split folders: they would belong to none.
+    """
+    folders = [e.name for e in _entries(source) if e.is_dir() and not _is_skipped(e.name)]
+    if not folders or not set(folders) <= set(SPLIT_NAMES):
+        return []
+    beside = sorted(e.name for e in _entries(source) if _is_sample(e) and not e.is_dir())
+    if beside:
+        raise SourceError(
+            f"'{source}' has the splits {', '.join(sorted(folders))}, and {len(beside)} pictures beside them "
+            f"(such as '{beside[0]}') that belong to none: move them into a class folder of a split, or use "
+            "--no-splits to take the folders as classes"
+        )
+    return sorted(folders)
+
+
+def scan(
+    root: Path, classes: Sequence[str] | None = None, found: Callable[[int], None] = lambda files: None
+) -> Scan:
+    """Find all samples below ``root``: the class is the first folder below it.
+
+    Links to files and folders are followed, loops are not. ``found`` is told how many more files were
+    seen, now and then.
+
+    Parameters
+    ----------
+    classes
+        A class map to use instead of the folders'. Folders that it does not name are an error, names
+        without a folder keep their number.
+
+    Raises
+    ------
+    SourceError
+        A folder cannot be read; class folders that differ only in case or Unicode form; a class that
+        ``classes`` does not name.
+    """
+    folders = sorted(e.name for e in _entries(root) if e.is_dir() and not _is_skipped(e.name))
+    _refuse_twins(root, folders)
+    names = tuple(map(path_to_id, folders)) if classes is None else tuple(classes)
+    if strangers := sorted({path_to_id(f) for f in folders} - set(names)):
+        raise SourceError(
+            f"'{root}' has class folders that the class map does not name: {', '.join(strangers[:5])}"
+            f"{' ...' if len(strangers) > 5 else ''}. Add them to it, or move them away"
+        )
+    number = {name: k for k, name in enumerate(names)}
+    skipped: Counter[str] = Counter()
+    rows: list[tuple[str, str, int, int, int]] = []
+    no_class = []
+    for path, entry in _walk(root, skipped):
+        top, slash, _ = path.partition("/")
+        if not slash:
+            no_class.append(path)
+            continue
+        size, mtime = _size_and_time(entry)
+        rows.append((path_to_id(path), path, number[path_to_id(top)], size, mtime))
+        if len(rows) % 1000 == 0:
+            found(1000)
+    found(len(rows) % 1000)
+    rows.sort()
+    return Scan(
+        root=root,
+        classes=names,
+        paths=tuple(row[1] for row in rows),
+        labels=np.array([row[2] for row in rows], np.int64),
+        sizes=np.array([row[3] for row in rows], np.int64),
+        mtimes=np.array([row[4] for row in rows], np.int64),
+        no_class=tuple(sorted(map(path_to_id, no_class))),
+        skipped=dict(sorted(skipped.items())),
+    )
+
+
+def class_map_of(source: Path, splits: Sequence[str]) -> tuple[str, ...]:
+    """The one class map of several splits: the union of their class folders, sorted by code point."""
+    folders = {
+        e.name for split in splits for e in _entries(source / split) if e.is_dir() and not _is_skipped(e.name)
+    }
+    _refuse_twins(source, sorted(folders))
+    return tuple(map(path_to_id, sorted(folders)))
+
+
+def read_class_map(path: Path) -> tuple[str, ...]:
+    """Read a class map: one name a line, UTF-8; class number k is the k-th line.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, is empty, or names a class twice.
+    """
+    try:
+        names = tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the class map '{path}': {error}") from error
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice or not names:
+        raise UsageError(f"class map '{path}': " + (f"{twice[0]!r} stands twice" if twice else "it is empty"))
+    return names
+
+
+def _walk(root: Path, skipped: Counter[str]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """Every sample below ``root`` as (path relative to it, entry), depth first, in no stated order."""
+    status = os.stat(root)
+    todo = [("", frozenset({(status.st_dev, status.st_ino)}))]
+    while todo:
+        prefix, ancestors = todo.pop()
+        for entry in _entries(root / prefix):
+            path = prefix + entry.name
+            if why := _is_skipped(entry.name):
+                skipped[why] += 1
+            elif entry.is_dir():
+                status = entry.stat()
+                key = (status.st_dev, status.st_ino)
+                if key in ancestors:
+                    skipped["link-loop"] += 1
+                else:
+                    todo.append((path + "/", ancestors | {key}))
+            elif _is_sample(entry):
+                yield path, entry
+            else:
+                skipped["not-a-picture"] += 1
+
+
+def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise SourceError(
+            f"cannot read the folder '{folder}': {error.strerror}. A class must not go missing: give "
+            "permission to read it, or move it away"
+        ) from error
+
+
+def _is_skipped(name: str) -> str:
+    """Why a file or folder of this name is never looked at; empty where it is."""
+    if name.startswith("."):
+        return "hidden"
+    return "system" if name.lower() in _SYSTEM_NAMES else ""
+
+
+def _is_sample(entry: "os.DirEntry[str]") -> bool:
+    """Whether a file has a picture's name or a picture's first bytes."""
+    if _is_skipped(entry.name):
+        return False
+    if os.path.splitext(entry.name)[1].lower() in PICTURE_SUFFIXES:
+        # A link to nowhere with a picture's name is a sample that cannot be read, not a file to pass over.
+        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+    if not entry.is_file():
+        return False
+    try:
+        with open(entry.path, "rb") as file:
+            start = file.read(12)
+    except OSError:
+        return False
+    return start.startswith(_PICTURE_STARTS) or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
+
+
+def _size_and_time(entry: "os.DirEntry[str]") -> tuple[int, int]:
+    try:
+        status = entry.stat()
+    except OSError:  # gone meanwhile, or a link to nowhere: reading it will say so
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _refuse_twins(root: Path, folders: Sequence[str]) -> None:
+    """Class folders that differ only in case or Unicode form are one class on another file system."""
+    forms: dict[str, str] = {}
+    for name in folders:
+        form = unicodedata.normalize("NFC", name).casefold()
+        if form in forms:
+            raise SourceError(
+                f"class folders '{forms[form]}' and '{name}' in '{root}' differ only in case or Unicode form: "
+                "rename one of them, or join them"
+            )
+        forms[form] = name

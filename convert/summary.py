@@ -1,0 +1,110 @@
+"""What a conversion is worth knowing by: as JSON values, and what compression costs and saves on its pixels."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import imagecodecs
+import numpy as np
+
+from shardwright.convert.run import Conversion
+from shardwright.datasets.layout import Manifest, report_name
+from shardwright.datasets.reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class LzfTrial:
+    """LZF tried on one chunk of a data set.
+
+    ``saving`` is a share of its bytes, ``decode_ms`` and ``copy_ms`` are milliseconds an image: to decode
+    it, and to copy it as a raw one is.
+    """
+
+    saving: float
+    decode_ms: float
+    copy_ms: float
+
+
+def try_lzf(folder: Path, manifest: Manifest) -> LzfTrial:
+    """Measure what LZF saves on the first rows of a data set, and what it costs to read them so."""
+    rows = min(32, manifest.rows)
+    pixels = np.empty((rows, *manifest.image_shape), np.uint8)
+    Reader(folder, manifest).images(np.arange(rows), pixels)
+    packed = imagecodecs.lzf_encode(pixels)
+    out = np.empty(pixels.nbytes, np.uint8)
+    decode, copy = [], []
+    for _ in range(3):
+        start = time.perf_counter()
+        imagecodecs.lzf_decode(packed, out=out)
+        middle = time.perf_counter()
+        out[...] = pixels.reshape(-1)
+        copy.append(time.perf_counter() - middle)
+        decode.append(middle - start)
+    return LzfTrial(1 - len(packed) / pixels.nbytes, min(decode) / rows * 1e3, min(copy) / rows * 1e3)
+
+
+def as_json(done: Conversion) -> dict[str, Any]:
+    """One conversion as JSON values."""
+    manifest = done.manifest
+    return {
+        "out": str(done.folder),
+        "version": manifest.version,
+        "made": done.made,
+        "storage": manifest.storage,
+        "rows": manifest.rows,
+        "classes": len(manifest.classes),
+        "shards": len(manifest.shards),
+        "chunks": sum(shard.chunks for shard in manifest.shards),
+        "compressed_chunks": sum(shard.compressed_chunks for shard in manifest.shards),
+        "source_bytes": done.source_bytes,
+        "bytes": manifest.bytes,
+        "seconds": round(done.seconds, 3),
+        "images_per_second": round(manifest.rows / done.seconds, 1) if done.seconds else None,
+        "rejected": dict(manifest.rejected),
+        "suspect": dict(manifest.suspect),
+        "skipped": dict(manifest.skipped),
+        "report": str(done.folder / report_name(manifest.version)),
+    }
+
+
+def in_words(done: Conversion) -> list[str]:
+    """One conversion as lines for a person."""
+    manifest = done.manifest
+    if not done.made:
+        return [
+            f"'{done.folder}' is up to date: version {manifest.version}, {manifest.rows} images. Nothing to do."
+        ]
+    chunks = sum(shard.chunks for shard in manifest.shards)
+    packed = sum(shard.compressed_chunks for shard in manifest.shards)
+    height, width, channels = manifest.image_shape
+    lines = [
+        f"'{done.folder}': version {manifest.version}, {manifest.rows} images of {height}x{width}x{channels}, "
+        f"{len(manifest.classes)} classes, {len(manifest.shards)} {manifest.storage} shards",
+        f"  {done.seconds:.1f} s, {manifest.rows / max(done.seconds, 1e-9):.0f} images/s; "
+        f"{_mb(done.source_bytes)} of pictures, {_mb(manifest.bytes)} of shards",
+    ]
+    trial = try_lzf(done.folder, manifest)
+    saving = trial.saving if done.lzf_saving is None else done.lzf_saving
+    lines.append(
+        f"  LZF {'saves' if packed else 'would save'} about {saving:.0%} of the pixels' bytes "
+        f"({packed} of {chunks} chunks are compressed); reading an image so takes {trial.decode_ms:.2f} ms, "
+        f"a raw one {trial.copy_ms:.2f} ms"
+    )
+    for verdict, counts in (("rejected", manifest.rejected), ("suspect", manifest.suspect)):
+        if counts:
+            lines.append(
+                f"  {sum(counts.values())} {verdict}: {_counts(counts)}; "
+                f"see '{done.folder / report_name(manifest.version)}'"
+            )
+    if manifest.skipped:
+        lines.append(f"  skipped, not pictures: {_counts(manifest.skipped)}")
+    return lines
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,166 @@
+"""One shard, from picture files to finished files under temporary names: the work of one process.
+
+Nothing here raises for what a picture or a disk does: a record comes back.
+"""
+
+import errno
+import hashlib
+import warnings
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.convert.environment import environment
+from shardwright.convert.options import ConvertOptions
+from shardwright.convert.stats import Sums
+from shardwright.convert.store import ShardWriter, shard_file, shard_writer
+from shardwright.datasets.layout import Shard
+from shardwright.datasets.pixels import Picture, Pixels, decode
+from shardwright.errors import PictureError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """All that a worker needs to write one shard.
+
+    ``paths`` are relative to ``root``; ``partial`` is where to write, a path without ending; ``stem`` is
+    what the files will be called without theirs.
+    """
+
+    number: int
+    stem: str
+    partial: Path
+    root: Path
+    paths: tuple[str, ...]
+    ids: tuple[str, ...]
+    labels: tuple[int, ...]
+    options: ConvertOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One input that was rejected, or taken with a doubt: a line of the report."""
+
+    id: str
+    verdict: str  # "rejected" or "suspect"
+    reason: str
+    message: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """What came of a task.
+
+    ``shard`` is None where every picture was rejected, or where ``error`` (errno, text) says what kept the
+    shard from being written. ``temporary`` are the paths of the shard's files as yet, in their order.
+    """
+
+    number: int
+    shard: Shard | None = None
+    temporary: tuple[Path, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    sums: Sums = field(default_factory=Sums)
+    saved_bytes: float = 0.0
+    environment: dict[str, str] = field(default_factory=dict)
+    error: tuple[int, str] | None = None
+
+
+def write_shard(task: ShardTask) -> ShardRecord:
+    """Write one shard, chunk by chunk: memory is that of a chunk and a picture."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # Pillow's, on broken EXIF and the like, would be lines without a file
+        try:
+            writer = shard_writer(task.partial, len(task.paths), task.options.image_shape, task.options.store)
+            try:
+                return _write(task, writer)
+            except BaseException:
+                writer.discard()
+                raise
+        except (OSError, MemoryError) as error:
+            code = getattr(error, "errno", None) or errno.EIO
+            return ShardRecord(task.number, error=(code, str(error) or type(error).__name__))
+
+
+def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
+    rows = _Rows()
+    findings: list[Finding] = []
+    chunk = np.zeros(
+        (min(task.options.store.chunk_rows, len(task.paths)), *task.options.image_shape), np.uint8
+    )
+    filled = 0
+    for path, id, label in zip(task.paths, task.ids, task.labels, strict=True):
+        data = b""
+        try:
+            data = _read(task.root / path)
+            picture = decode(data, task.options.pixels)
+        except PictureError as error:
+            findings.append(Finding(id, "rejected", error.reason, error.message, len(data)))
+            continue
+        if picture.warning:
+            findings.append(Finding(id, "suspect", "decoder-warning", picture.warning, len(data)))
+        chunk[filled] = picture.pixels
+        rows.add(id, label, data, picture, chunk[filled])
+        filled += 1
+        if filled == len(chunk):
+            writer.write(chunk, filled)
+            filled = 0
+    if filled:
+        chunk[filled:] = 0
+        writer.write(chunk, filled)
+    if not rows.ids:
+        writer.discard()
+        return ShardRecord(task.number, findings=tuple(findings), environment=environment())
+    temporary = writer.finish(rows.columns())
+    files = tuple(shard_file(path, task.stem + ending) for ending, path in temporary.items())
+    return ShardRecord(
+        number=task.number,
+        shard=Shard(len(rows.ids), files, (), writer.chunks, writer.compressed_chunks),
+        temporary=tuple(temporary.values()),
+        findings=tuple(findings),
+        sums=rows.sums,
+        saved_bytes=writer.saved_bytes,
+        environment=environment(),
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PictureError(f"unreadable: {error.strerror or error}") from error
+
+
+class _Rows:
+    """The small columns of a shard, gathered row by row."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.labels: list[int] = []
+        self.crcs: list[int] = []
+        self.digests: list[bytes] = []
+        self.shapes: list[tuple[int, int]] = []
+        self.sums = Sums()
+
+    def add(self, id: str, label: int, data: bytes, picture: Picture, pixels: Pixels) -> None:
+        self.ids.append(id)
+        self.labels.append(label)
+        self.crcs.append(zlib.crc32(pixels))
+        self.digests.append(hashlib.sha256(data).digest())
+        self.shapes.append(picture.source_shape)
+        self.sums.add(pixels)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        return {
+            "label": np.array(self.labels, np.int64),
+            "id": np.array(self.ids, object),
+            "crc32": np.array(self.crcs, np.uint32),
+            "source_sha256": np.frombuffer(b"".join(self.digests), np.uint8).reshape(-1, 32),
+            "source_shape": np.array(self.shapes, np.int32).reshape(-1, 2),
+        }

@@ -1,0 +1,252 @@
+"""Read, check and publish manifests: every value is checked before anything believes it."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from shardwright.datasets.layout import (
+    COLUMN_KINDS,
+    FORMAT,
+    FORMAT_VERSION,
+    SPLIT_NAMES,
+    WORK_FOLDER,
+    Column,
+    Manifest,
+    Shard,
+    ShardFile,
+    Stats,
+    Storage,
+    manifest_name,
+)
+from shardwright.errors import FormatError
+
+SUPPORTED_NEEDS: frozenset[str] = frozenset()
+MAX_MANIFEST_BYTES = 1 << 30
+_MANIFEST = re.compile(r"manifest-(\d{6,})\.json")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+def versions_of(folder: Path) -> list[int]:
+    """The versions whose manifests lie in ``folder``, oldest first."""
+    return sorted(int(m[1]) for name in os.listdir(folder) if (m := _MANIFEST.fullmatch(name)))
+
+
+def newest_version(folder: Path) -> int | None:
+    """The version that ``manifest.json`` holds; None where there is no such file."""
+    return read_manifest(folder).version if (folder / "manifest.json").exists() else None
+
+
+def splits_of(folder: Path) -> list[str]:
+    """Names of the splits of which ``folder`` holds a data set each, in the order train, val, ..., test."""
+    return [name for name in SPLIT_NAMES if (folder / name / "manifest.json").is_file()]
+
+
+def read_manifest(folder: Path, version: int | None = None) -> Manifest:
+    """Read and check the manifest of ``folder``: the newest, or that of one version.
+
+    Raises
+    ------
+    FormatError
+        No data set there, no such version, or a manifest that is damaged, hostile or of a newer format.
+    """
+    path = folder / ("manifest.json" if version is None else manifest_name(version))
+    try:
+        size = path.stat().st_size
+        if size > MAX_MANIFEST_BYTES:
+            raise FormatError(
+                f"'{path}' has {size} bytes, more than a manifest may have ({MAX_MANIFEST_BYTES})"
+            )
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FormatError(_why_missing(folder, version)) from error
+    except OSError as error:
+        raise FormatError(f"cannot read '{path}': {error.strerror}") from error
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"'{path}' is no manifest that this version can read: {error}") from error
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Publish ``manifest`` as the newest version of ``folder``; durable when it returns.
+
+    The version's own file comes first, ``manifest.json`` is replaced last, so that a reader sees the
+    old version or the new one, whole.
+    """
+    text = manifest.to_json().encode()
+    for name in (manifest_name(manifest.version), "manifest.json"):
+        replace_file(folder / name, text, folder / WORK_FOLDER)
+
+
+def replace_file(path: Path, data: bytes, state: Path) -> None:
+    """Put ``data`` in place of the file ``path`` in one step, durable when it returns.
+
+    ``state`` is a folder on the same file system, where the new file is made.
+    """
+    partial = state / f"{path.name}.partial"
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable: a rename is, only once its folder is synced."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _why_missing(folder: Path, version: int | None) -> str:
+    if not folder.is_dir():
+        return f"no data set at '{folder}': there is no such folder"
+    if splits := splits_of(folder):
+        return f"'{folder}' holds one data set a split: open one of them, " + ", ".join(
+            f"'{folder / split}'" for split in splits
+        )
+    if version is not None and (versions := versions_of(folder)):
+        return f"'{folder}' has no version {version}, it has {', '.join(map(str, versions))}"
+    return f"no data set at '{folder}': it holds no manifest.json. `shardwright convert SRC '{folder}'` makes one"
+
+
+# --- from JSON: every value is checked before anything believes it -----------------------------------
+
+
+def _parse(found: Any) -> Manifest:
+    entry = _Entry(found, "the manifest")
+    if entry.get("format", str) != FORMAT:
+        raise ValueError(f"format is {found['format']!r}, expected {FORMAT!r}")
+    if (number := entry.count("format_version", least=1)) > FORMAT_VERSION:
+        raise ValueError(
+            f"format version {number} is newer than {FORMAT_VERSION}: install a newer shardwright"
+        )
+    if unknown := sorted(set(map(str, entry.get("needs", list, []))) - SUPPORTED_NEEDS):
+        raise ValueError(f"it needs {', '.join(unknown)}, unknown here: install a newer shardwright")
+    storage = entry.get("storage", str)
+    if storage not in ("hdf5", "npy"):
+        raise ValueError(f"storage is {storage!r}, expected 'hdf5' or 'npy'")
+    classes = tuple(entry.list("classes", str))
+    if len(set(classes)) != len(classes):
+        raise ValueError("a class name stands twice")
+    columns = tuple(_column(_Entry(c, "a column")) for c in entry.list("columns", dict))
+    if len({c.name for c in columns}) != len(columns) or [c.kind for c in columns].count("image") != 1:
+        raise ValueError("columns: expected different names and one column of kind 'image'")
+    shards = tuple(_shard(_Entry(s, f"shard {i}")) for i, s in enumerate(entry.list("shards", dict)))
+    names = [file.name for shard in shards for file in shard.files]
+    if len(set(names)) != len(names):
+        raise ValueError("a file stands in two shards")
+    rows = entry.count("rows")
+    if rows != sum(shard.living_rows for shard in shards):
+        raise ValueError(f"rows is {rows}, its shards have {sum(shard.living_rows for shard in shards)}")
+    stats = _Entry(entry.get("stats", dict), "stats")
+    return Manifest(
+        version=entry.count("version", least=1),
+        storage=cast(Storage, storage),
+        rows=rows,
+        classes=classes,
+        columns=columns,
+        shards=shards,
+        seed=entry.get("seed", int, 0),
+        stats=Stats(tuple(stats.list("mean", float)), tuple(stats.list("std", float))),
+        rejected=entry.get("rejected", dict, {}),
+        suspect=entry.get("suspect", dict, {}),
+        skipped=entry.get("skipped", dict, {}),
+        source=entry.get("source", dict, {}),
+        options=entry.get("options", dict, {}),
+        environment=entry.get("environment", dict, {}),
+    )
+
+
+def _column(entry: "_Entry") -> Column:
+    column = Column(
+        entry.get("name", str),
+        entry.get("kind", str),
+        entry.get("dtype", str),
+        tuple(entry.list("shape", int)),
+    )
+    if not re.fullmatch(r"\w{1,64}", column.name):
+        raise ValueError(f"{column.name!r} is no name for a column")
+    if column.kind in COLUMN_KINDS and column.dtype != COLUMN_KINDS[column.kind]:
+        raise ValueError(
+            f"column {column.name!r} of kind {column.kind!r} is {column.dtype}, expected {COLUMN_KINDS[column.kind]}"
+        )
+    if any(not 0 < n < 1 << 31 for n in column.shape) or len(column.shape) > 8:
+        raise ValueError(f"column {column.name!r} has shape {list(column.shape)}")
+    if column.kind == "image" and (
+        len(column.shape) != 3 or int(np.prod(column.shape, dtype=object)) >= 1 << 31
+    ):
+        raise ValueError(
+            f"images of shape {list(column.shape)}, expected [height, width, channels] under 2 GiB"
+        )
+    return column
+
+
+def _shard(entry: "_Entry") -> Shard:
+    rows = entry.count("rows", least=1)
+    dead = entry.list("dead_rows", int, [])
+    if any(a >= b for a, b in zip([-1, *dead], [*dead, rows], strict=True)):
+        raise ValueError(f"{entry.what}: dead_rows are not sorted, different and within its {rows} rows")
+    files = tuple(_file(_Entry(f, f"{entry.what}, a file")) for f in entry.list("files", dict))
+    if not files:
+        raise ValueError(f"{entry.what} has no file")
+    return Shard(
+        rows,
+        files,
+        tuple(dead),
+        entry.count("chunks", default=0),
+        entry.count("compressed_chunks", default=0),
+    )
+
+
+def _file(entry: "_Entry") -> ShardFile:
+    name, sha256 = entry.get("name", str), entry.get("sha256", str)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a plain relative path")
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ValueError(f"sha256 of {name!r} is not 64 hexadecimal digits")
+    return ShardFile(name, entry.count("bytes"), sha256)
+
+
+class _Entry:
+    """A JSON object whose values are taken by name and type; what is wrong is named."""
+
+    _MISSING = object()
+
+    def __init__(self, found: Any, what: str) -> None:
+        if not isinstance(found, dict):
+            raise ValueError(f"{what} is {type(found).__name__}, expected an object")
+        self.found, self.what = found, what
+
+    def get(self, key: str, kind: type, default: Any = _MISSING) -> Any:
+        value = self.found.get(key, default)
+        if value is self._MISSING:
+            raise ValueError(f"{self.what} has no {key!r}")
+        if not _is(value, kind):
+            raise ValueError(f"{self.what}: {key!r} is {type(value).__name__}, expected {kind.__name__}")
+        return value
+
+    def count(self, key: str, *, least: int = 0, default: Any = _MISSING) -> int:
+        value = cast(int, self.get(key, int, default))
+        if not least <= value < 1 << 62:
+            raise ValueError(f"{self.what}: {key!r} is {value}, expected at least {least}")
+        return value
+
+    def list(self, key: str, kind: type, default: Any = _MISSING) -> list[Any]:
+        values = self.get(key, list, default)
+        if not all(_is(value, kind) for value in values):
+            raise ValueError(f"{self.what}: {key!r} holds something else than {kind.__name__}")
+        return cast("list[Any]", values)
+
+
+def _is(value: object, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
