@@ -1,13 +1,11 @@
 """Chunks of pixels to the bytes that HDF5 stores: compressed where that pays, with a checksum."""
 
-import imagecodecs
 import numpy as np
 
 from shardwright.convert.options import Compression
+from shardwright.datasets import codecs
 from shardwright.datasets.pixels import Pixels
 
-#: HDF5's level for gzip, also h5py's default.
-GZIP_LEVEL = 4
 #: A probe that promises this much less than is asked for does not rule the chunk out: over 22 chunks of
 #: photographs it lay 0.016 above the chunk's own ratio, at most 0.044.
 _PROBE_ERROR = 0.05
@@ -37,12 +35,12 @@ def encode_chunk(
     if compression == "none":
         return checksummed(pixels), 0, 0.0
     if compression == "gzip":
-        return checksummed(imagecodecs.zlib_encode(pixels, GZIP_LEVEL)), 0, 0.0
+        return checksummed(codecs.encode("gzip", pixels)), 0, 0.0
     saving = probe(pixels[:rows]) if min_saving > 0 else 1.0
     if saving + _PROBE_ERROR >= min_saving:
-        packed = imagecodecs.lzf_encode(pixels)
+        packed = codecs.encode("lzf", pixels)
         # What padding saves is no reason: it is decided on the rows that are there.
-        real = packed if rows == len(pixels) else imagecodecs.lzf_encode(pixels[:rows])
+        real = packed if rows == len(pixels) else codecs.encode("lzf", pixels[:rows])
         saving = 1 - len(real) / pixels[:rows].nbytes
         if saving >= min_saving:
             return checksummed(packed), 0, saving
@@ -59,10 +57,9 @@ def probe(pixels: Pixels) -> float:
     strip = max(1, height // 16)
     starts = (np.arange(len(pixels)) * strip) % (height - strip + 1)
     strips = np.stack([image[start : start + strip] for image, start in zip(pixels, starts, strict=True)])
-    return 1 - len(imagecodecs.lzf_encode(strips)) / strips.nbytes
+    return 1 - len(codecs.encode("lzf", strips)) / strips.nbytes
 
 
 def checksummed(data: Pixels | bytes) -> bytes:
     """``data`` with HDF5's fletcher32 behind it, as the filter stores it."""
-    checksum: int = imagecodecs.h5checksum_fletcher32(data)
-    return b"".join((memoryview(data).cast("B"), checksum.to_bytes(4, "little")))
+    return b"".join((memoryview(data), codecs.fletcher32(data)))

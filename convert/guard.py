@@ -8,8 +8,10 @@ first error, lets HDF5 think that later writes succeed, and the writer asks afte
 import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from typing_extensions import Buffer
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 
 class GuardedFile(io.RawIOBase):
@@ -28,7 +30,7 @@ class GuardedFile(io.RawIOBase):
         """Make what was written durable."""
         os.fsync(self._file.fileno())
 
-    def write(self, data: Buffer) -> int:
+    def write(self, data: "Buffer") -> int:
         """Write all of ``data``; after an error, only move on as if it were written."""
         view = memoryview(data).cast("B")
         try:
@@ -39,7 +41,7 @@ class GuardedFile(io.RawIOBase):
             self._error = error
         return len(view)
 
-    def readinto(self, buffer: Buffer) -> int:
+    def readinto(self, buffer: "Buffer") -> int:
         """Read as a file does; zeros after an error, whatever HDF5 expects there."""
         try:
             return self._file.readinto(buffer) or 0

@@ -12,9 +12,10 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.convert.encode import GZIP_LEVEL, encode_chunk
+from shardwright.convert.encode import encode_chunk
 from shardwright.convert.guard import GuardedFile
 from shardwright.convert.options import StoreOptions
+from shardwright.datasets.codecs import GZIP_LEVEL
 from shardwright.datasets.layout import ShardFile
 from shardwright.datasets.pixels import Pixels
 

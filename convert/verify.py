@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import imagecodecs
 import joblib
 import numpy as np
 
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.store import shard_file
+from shardwright.datasets import codecs
 from shardwright.datasets.files import read_into
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
-from shardwright.datasets.shards import FinishedShard, decompress, finished_shard
+from shardwright.datasets.shards import FinishedShard, finished_shard
 from shardwright.errors import ShardError
 
 
@@ -97,14 +97,14 @@ def _damaged_rows(shard: FinishedShard) -> Iterator[str]:
             stored = np.empty(size + index.checksum_bytes, np.uint8)
             read_into(file.fileno(), [memoryview(stored)], offset)
             payload, checksum = stored[:size], stored[size:].tobytes()
-            if checksum and imagecodecs.h5checksum_fletcher32(payload) != int.from_bytes(checksum, "little"):
+            if checksum and codecs.fletcher32(payload) != checksum:
                 yield f"'{path}': rows {first} to {last - 1}: wrong fletcher32 of their chunk"
             if index.compressed[k]:
                 pixels = np.empty(index.chunk_rows * row_bytes, np.uint8)
                 try:
-                    decompress(index.codec or "", payload, pixels)
-                except ValueError as error:
-                    yield f"'{path}': rows {first} to {last - 1}: their chunk cannot be decoded: {error}"
+                    codecs.decode(index.codec or "", payload, pixels)
+                except ShardError as error:
+                    yield f"'{path}': rows {first} to {last - 1}: their chunk: {error}"
                     continue
                 payload = pixels
             rows = payload.reshape(-1, row_bytes)

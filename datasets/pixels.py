@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from shardwright.errors import PictureError, UsageError
 
@@ -109,7 +109,7 @@ def decode(data: bytes, options: PixelOptions) -> Picture:
         raise
     except Image.DecompressionBombError as error:
         raise PictureError(f"too-large: {error}") from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise PictureError(
             f"not-a-picture: no decoder knows these {len(data)} bytes ({_start(data)})"
         ) from error

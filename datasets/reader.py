@@ -13,10 +13,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.datasets import codecs
 from shardwright.datasets.files import CURE, FileCache, read_into
 from shardwright.datasets.layout import Manifest, ShardFile
 from shardwright.datasets.rows import Index, RowMap
-from shardwright.datasets.shards import FinishedShard, decompress, finished_shard
+from shardwright.datasets.shards import FinishedShard, finished_shard
 from shardwright.errors import FormatError, ShardError
 
 Verify = Literal["off", "first", "read"]
@@ -170,9 +171,9 @@ class Reader:
             whole = read_into(fd, [memoryview(data)], int(self._offset[chunk]))
         try:
             if not whole:
-                raise ValueError("the file ends before")
-            decompress(self._codec[shard] or "", data, out.reshape(-1))
-        except ValueError as error:
+                raise ShardError("the file ends before")
+            codecs.decode(self._codec[shard] or "", data, out.reshape(-1))
+        except ShardError as error:
             first = (chunk - int(self._first_chunk[shard])) * rows
             raise ShardError(
                 f"'{path}': the chunk of rows {first} to {first + rows - 1} cannot be read: {error}. {CURE}"

@@ -5,7 +5,6 @@ files hold half a gigabyte. From then on pixels are read by offset, outside h5py
 """
 
 import os
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import imagecodecs
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.datasets.codecs import CHECKSUM_BYTES
 from shardwright.datasets.files import CURE, open_checked
 from shardwright.datasets.layout import COLUMN_KINDS, Column, Manifest, Shard, ShardFile
 from shardwright.errors import ShardError
 
 #: HDF5's numbers of the filters that a shard may use.
 FILTERS = {1: "gzip", 3: "fletcher32", 32000: "lzf"}
-CHECKSUM_BYTES = 4
 
 Array = npt.NDArray[Any]
 
@@ -238,19 +236,3 @@ class NpyShard(FinishedShard):
 def finished_shard(folder: Path, manifest: Manifest, number: int) -> FinishedShard:
     """The shard ``number`` of ``manifest``, in the class of its storage."""
     return (H5Shard if manifest.storage == "hdf5" else NpyShard)(folder, manifest, number)
-
-
-def decompress(codec: str, data: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
-    """Decode one chunk into ``out``, flat uint8, outside the GIL.
-
-    Raises
-    ------
-    ValueError
-        ``data`` is damaged, or does not fill ``out``.
-    """
-    try:
-        decoded = (imagecodecs.lzf_decode if codec == "lzf" else imagecodecs.zlib_decode)(data, out=out)
-    except (imagecodecs.LzfError, imagecodecs.ZlibError, zlib.error, RuntimeError) as error:
-        raise ValueError(str(error)) from error
-    if len(decoded) != len(out):
-        raise ValueError(f"{len(decoded)} bytes where {len(out)} were expected")

@@ -132,7 +132,8 @@ def convert(
     Exit codes: 0 done, or nothing to do; 1 failed; 2 usage; 3 done, with rejects.
     """
     from shardwright.convert import estimate, output, progress, run, scan, summary
-    from shardwright.convert.options import ConvertOptions, PixelOptions, StoreOptions
+    from shardwright.convert.options import ConvertOptions, StoreOptions
+    from shardwright.datasets.pixels import PixelOptions
 
     options["channels"] = int(options["channels"])
     pixels = {key: options.pop(key) for key in ("size", "fit", "resample", "channels", "max_pixels")}
@@ -169,12 +170,12 @@ def convert(
 @_debug
 def info(out: Path, files: bool, stats: bool, as_json: bool) -> None:
     """Say what the data set OUT is, or each of its splits."""
-    from shardwright.convert import inspect
+    from shardwright.convert import describe
 
     found = {
-        split: inspect.describe(folder, files=files, stats=stats) for split, folder in _parts(out).items()
+        split: describe.describe(folder, files=files, stats=stats) for split, folder in _parts(out).items()
     }
-    _print(found, as_json, inspect.in_words)
+    _print(found, as_json, describe.in_words)
 
 
 @main.command()

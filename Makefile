@@ -1,0 +1,67 @@
+# shardwright: every piece of set-up hangs on these targets; `make` alone lists them.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TYPING := build/typing/shardwright
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help convert train test check test-interop bench typing clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+# Made once, and anew when the pins change. The command is then .venv/bin/shardwright.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardwright needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# SRC and OUT go through the environment, as they were typed: spaces, quotes and dollars are safe.
+convert: export SHARDWRIGHT_MAKE_SRC = $(value SRC)
+convert: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
+convert: $(READY) ## Convert SRC="a folder" to OUT=...; without SRC, a sample tree drawn into build/sample
+ifeq ($(value SRC),)
+	$(BIN)/python -P examples/draw_sample.py build/sample
+	@out="$${SHARDWRIGHT_MAKE_OUT:-build/shards}"; \
+	$(BIN)/shardwright convert build/sample "$$out" && \
+	printf '%s\n' '' 'Next:' \
+	  "  $(BIN)/shardwright info '$$out'             what is in it" \
+	  "  $(BIN)/python -P examples/train.py '$$out'  train a small CNN from it" \
+	  '  make convert SRC="your folder" OUT="your shards"'
+else
+	@if [ -z "$$SHARDWRIGHT_MAKE_OUT" ]; then echo 'make convert: say where to write: OUT="a folder"' >&2; exit 2; fi; \
+	$(BIN)/shardwright convert "$$SHARDWRIGHT_MAKE_SRC" "$$SHARDWRIGHT_MAKE_OUT" || { code=$$?; \
+	  [ $$code -eq 3 ] && echo 'make convert: done, but some pictures were rejected: see above' >&2; }
+endif
+
+train: convert ## Train the example on the converted sample
+	$(BIN)/python -P examples/train.py build/shards
+
+test: $(READY) ## Run the tests
+	$(BIN)/pytest -m 'not interop'
+
+check: $(READY) typing ## Lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=build/typing $(BIN)/mypy -p shardwright
+	MYPYPATH=build/typing $(BIN)/mypy examples benchmarks
+
+# Type checkers do not follow the import hook of an editable install: a folder of links shows them the house.
+typing:
+	@mkdir -p $(TYPING)
+	@ln -sfn $(CURDIR)/shardwright/*.py $(CURDIR)/shardwright/py.typed $(TYPING)/
+	@for room in convert datasets loaders; do ln -sfn $(CURDIR)/$$room $(TYPING)/$$room; done
+
+test-interop: $(READY) ## Other readers read our shards: old h5py, h5dump, Hugging Face; in environments of their own
+	$(BIN)/pytest -m interop --timeout 900
+
+bench: $(READY) ## Measure the conversion against decoding alone
+	$(BIN)/python -P benchmarks/convert.py
+
+clean: ## Remove what these targets made: .venv and build
+	rm -rf $(VENV) build

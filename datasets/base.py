@@ -1,0 +1,219 @@
+"""The Dataset of a converted data set: what both formats share."""
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from shardwright.datasets.layout import Manifest
+from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.reader import Reader, Verify
+from shardwright.errors import FormatError, UsageError
+
+Transform = Callable[[Any], Any]
+
+
+class SampleBatch(Sequence[tuple[Any, ...]]):
+    """Samples read together: a sequence of samples whose columns are whole arrays.
+
+    A collate function may take ``columns`` as they are, or go through the samples as through a list.
+
+    Attributes
+    ----------
+    columns
+        One entry a column asked for, in that order: images uint8 (n, C, H, W), channels-last in memory;
+        labels int64 (n,); other numbers as tensors (n, ...); ids as a list of str.
+    """
+
+    def __init__(self, columns: tuple[Any, ...]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return SampleBatch(tuple(column[i] for column in self.columns))
+        return tuple(_item(column[i]) for column in self.columns)
+
+
+class ShardedDataset(Dataset[Any]):
+    """Samples of a data set in shards, by index; a map-style `torch.utils.data.Dataset`.
+
+    ``dataset[i]`` is a tuple of the columns asked for: by default the image, a uint8 tensor (C, H, W),
+    and the label, an int. Results are writable and share no memory with any file.
+
+    Only the manifest is read when it is made. Shards are opened when rows of theirs are first read, by
+    each process for itself: nothing is open when it is pickled, and it survives fork, spawn and
+    forkserver.
+
+    Parameters
+    ----------
+    path
+        Folder of the data set.
+    version
+        A version of it; None: the newest now. That version is kept to the end, also in workers.
+    columns
+        Names of the columns of a sample. None: ``("image", "label")``.
+    verify
+        When the CRC-32 of a row's pixels is checked: ``"first"``, when this process first reads it;
+        ``"read"``, whenever it is read; ``"off"``, never.
+    transform, target_transform
+        Called with the image tensor, and with the label, of each sample.
+
+    Raises
+    ------
+    FormatError
+        There is no such data set, version or column, or it is of the other format.
+    """
+
+    #: Storage that this class reads; None for either.
+    storage: str | None = None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        columns: Sequence[str] | None = None,
+        verify: Verify = "first",
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+    ) -> None:
+        if verify not in ("off", "first", "read"):
+            raise UsageError(f"verify is {verify!r}, expected 'off', 'first' or 'read'")
+        self.path = Path(path)
+        self.columns = ("image", "label") if columns is None else tuple(columns)
+        self.verify: Verify = verify
+        self.transform = transform
+        self.target_transform = target_transform
+        self._manifest: Manifest | None = None
+        self._reader: tuple[int, Reader] | None = None  # of the process with that id
+        self.version = version
+        self.version = self.manifest.version
+        known = [column.name for column in self.manifest.columns]
+        if unknown := [name for name in self.columns if name not in known] or not self.columns:
+            raise FormatError(
+                f"'{self.path}' has the columns {', '.join(known)}; asked for {unknown or 'none'}"
+            )
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the version that is read."""
+        if self._manifest is None:
+            manifest = read_manifest(self.path, self.version)
+            if self.storage not in (None, manifest.storage):
+                raise FormatError(
+                    f"'{self.path}' is {manifest.storage}, {type(self).__name__} reads {self.storage}: use open_dataset"
+                )
+            self._manifest = manifest
+        return self._manifest
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; label k is the k-th."""
+        return self.manifest.classes
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of every image."""
+        height, width, channels = self.manifest.image_shape
+        return channels, height, width
+
+    @property
+    def reader(self) -> Reader:
+        """The reader of this process; made when first asked for."""
+        process = os.getpid()
+        if self._reader is None or self._reader[0] != process:
+            # After a fork, the parent's reader is left alone: its locks may be held by threads that the
+            # child does not have.
+            self._reader = process, Reader(self.path, self.manifest, self.verify)
+        return self._reader[1]
+
+    def labels(self, indices: Iterable[Any] | None = None) -> npt.NDArray[np.int64]:
+        """Labels of the samples at ``indices``, or of all: int64 (n,). Reads no pixels."""
+        wanted = np.arange(len(self)) if indices is None else self._indices(indices)
+        return self.reader.labels(wanted)
+
+    def ids(self, indices: Iterable[Any] | None = None) -> list[str]:
+        """Ids of the samples at ``indices``, or of all: each is the picture's path below the source."""
+        wanted = np.arange(len(self)) if indices is None else self._indices(indices)
+        return list(self.reader.column("id", wanted).tolist())
+
+    def read_batch(self, indices: Iterable[Any]) -> SampleBatch:
+        """Read the samples at ``indices`` in one call, without transforms: each chunk is read once."""
+        wanted = self._indices(indices)
+        return SampleBatch(tuple(self._column(name, wanted) for name in self.columns))
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._transformed(self.read_batch([index])[0])
+
+    def __getitems__(self, indices: Sequence[Any]) -> Sequence[Any]:
+        """All samples of a batch; `torch.utils.data.DataLoader` calls it where it is there."""
+        if type(self).__getitem__ is not ShardedDataset.__getitem__:
+            return [self[i] for i in indices]  # a subclass that makes its own samples
+        batch = self.read_batch(indices)
+        if self.transform is None and self.target_transform is None:
+            return batch
+        return [self._transformed(sample) for sample in batch]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Path and version say all; a subclass's own attributes go along.
+        return {**self.__dict__, "_manifest": None, "_reader": None}
+
+    def __repr__(self) -> str:
+        rows, shape = len(self), self.image_shape
+        return f"{type(self).__name__}('{self.path}', version={self.version}): {rows} images {shape}"
+
+    def _transformed(self, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.transform is None and self.target_transform is None:
+            return sample
+        change = {"image": self.transform, "label": self.target_transform}
+        return tuple(
+            f(value) if (f := change.get(name)) else value
+            for name, value in zip(self.columns, sample, strict=True)
+        )
+
+    def _column(self, name: str, wanted: npt.NDArray[np.int64]) -> Any:
+        kind = next(c.kind for c in self.manifest.columns if c.name == name)
+        if kind == "image":
+            images = torch.empty((len(wanted), *self.manifest.image_shape), dtype=torch.uint8)
+            self.reader.images(wanted, images.numpy())
+            return images.permute(0, 3, 1, 2)
+        if kind == "label":
+            return torch.from_numpy(self.reader.labels(wanted))
+        values = self.reader.column(name, wanted)
+        if kind == "id":
+            return list(values)
+        # torch knows little of uint32
+        return torch.from_numpy(values.astype(np.int64) if values.dtype == np.uint32 else values)
+
+    def _indices(self, indices: Iterable[Any]) -> npt.NDArray[np.int64]:
+        """Checked indices, negative ones counted from the end, as for a list."""
+        if isinstance(indices, np.ndarray) and indices.dtype.kind == "i":
+            wanted = indices.astype(np.int64)
+        else:
+            wanted = np.fromiter((operator.index(i) for i in indices), np.int64)
+        rows = len(self)
+        wanted = np.where(wanted < 0, wanted + rows, wanted)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < rows):
+            bad = wanted[(wanted < 0) | (wanted >= rows)][0]
+            raise IndexError(f"index {bad if bad >= 0 else bad - rows} of a data set of {rows} samples")
+        return wanted
+
+
+def _item(value: Any) -> Any:
+    """A number of a column as Python's own; other values as they are."""
+    return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
