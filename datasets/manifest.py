@@ -20,12 +20,16 @@ from shardwright.datasets.layout import (
     ShardFile,
     Stats,
     Storage,
+    columns_of,
     manifest_name,
 )
 from shardwright.errors import FormatError
 
 SUPPORTED_NEEDS: frozenset[str] = frozenset()
 MAX_MANIFEST_BYTES = 1 << 30
+#: Columns that readers look for; each is called after its kind.
+_READ = ("crc32", "id", "image", "label")
+_SHAPES = {column.kind: column.shape for column in columns_of(1, 1, 1) if column.kind != "image"}
 _MANIFEST = re.compile(r"manifest-(\d{6,})\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -137,8 +141,10 @@ def _parse(found: Any) -> Manifest:
     if len(set(classes)) != len(classes):
         raise ValueError("a class name stands twice")
     columns = tuple(_column(_Entry(c, "a column")) for c in entry.list("columns", dict))
-    if len({c.name for c in columns}) != len(columns) or [c.kind for c in columns].count("image") != 1:
-        raise ValueError("columns: expected different names and one column of kind 'image'")
+    if len({c.name for c in columns}) != len(columns):
+        raise ValueError("columns: a name stands twice")
+    if sorted((c.name, c.kind) for c in columns if {c.name, c.kind} & {*_READ}) != [(k, k) for k in _READ]:
+        raise ValueError(f"columns: expected one each of {', '.join(_READ)}, called after its kind")
     shards = tuple(_shard(_Entry(s, f"shard {i}")) for i, s in enumerate(entry.list("shards", dict)))
     names = [file.name for shard in shards for file in shard.files]
     if len(set(names)) != len(names):
@@ -147,6 +153,14 @@ def _parse(found: Any) -> Manifest:
     if rows != sum(shard.living_rows for shard in shards):
         raise ValueError(f"rows is {rows}, its shards have {sum(shard.living_rows for shard in shards)}")
     stats = _Entry(entry.get("stats", dict), "stats")
+    mean, std = stats.list("mean", float), stats.list("std", float)
+    channels = next(c.shape[2] for c in columns if c.kind == "image")
+    if not len(mean) == len(std) == channels or not all(0 <= level <= 255 for level in mean + std):
+        raise ValueError(f"stats: expected mean and std of {channels} channels, in grey levels 0 to 255")
+    options = _Entry(entry.get("options", dict, {}), "options")
+    options.count("chunk_rows", least=1, default=1)
+    source = _Entry(entry.get("source", dict, {}), "source")
+    source.count("files", default=0)
     return Manifest(
         version=entry.count("version", least=1),
         storage=cast(Storage, storage),
@@ -155,12 +169,12 @@ def _parse(found: Any) -> Manifest:
         columns=columns,
         shards=shards,
         seed=entry.get("seed", int, 0),
-        stats=Stats(tuple(stats.list("mean", float)), tuple(stats.list("std", float))),
-        rejected=entry.get("rejected", dict, {}),
-        suspect=entry.get("suspect", dict, {}),
-        skipped=entry.get("skipped", dict, {}),
-        source=entry.get("source", dict, {}),
-        options=entry.get("options", dict, {}),
+        stats=Stats(tuple(mean), tuple(std)),
+        rejected=entry.counts("rejected"),
+        suspect=entry.counts("suspect"),
+        skipped=entry.counts("skipped"),
+        source=source.found,
+        options=options.found,
         environment=entry.get("environment", dict, {}),
     )
 
@@ -180,6 +194,11 @@ def _column(entry: "_Entry") -> Column:
         )
     if any(not 0 < n < 1 << 31 for n in column.shape) or len(column.shape) > 8:
         raise ValueError(f"column {column.name!r} has shape {list(column.shape)}")
+    if column.shape != _SHAPES.get(column.kind, column.shape):
+        raise ValueError(
+            f"column {column.name!r} of kind {column.kind!r} has shape {list(column.shape)}, "
+            f"expected {list(_SHAPES[column.kind])}"
+        )
     if column.kind == "image" and (
         len(column.shape) != 3 or int(np.prod(column.shape, dtype=object)) >= 1 << 31
     ):
@@ -197,13 +216,10 @@ def _shard(entry: "_Entry") -> Shard:
     files = tuple(_file(_Entry(f, f"{entry.what}, a file")) for f in entry.list("files", dict))
     if not files:
         raise ValueError(f"{entry.what} has no file")
-    return Shard(
-        rows,
-        files,
-        tuple(dead),
-        entry.count("chunks", default=0),
-        entry.count("compressed_chunks", default=0),
-    )
+    chunks, compressed = entry.count("chunks", default=0), entry.count("compressed_chunks", default=0)
+    if not compressed <= chunks <= rows:
+        raise ValueError(f"{entry.what}: {compressed} compressed_chunks of {chunks} chunks of {rows} rows")
+    return Shard(rows, files, tuple(dead), chunks, compressed)
 
 
 def _file(entry: "_Entry") -> ShardFile:
@@ -238,6 +254,12 @@ class _Entry:
         if not least <= value < 1 << 62:
             raise ValueError(f"{self.what}: {key!r} is {value}, expected at least {least}")
         return value
+
+    def counts(self, key: str) -> dict[str, int]:
+        values = self.get(key, dict, {})
+        if not all(_is(value, int) for value in values.values()):
+            raise ValueError(f"{self.what}: {key!r} holds something else than counts")
+        return cast("dict[str, int]", values)
 
     def list(self, key: str, kind: type, default: Any = _MISSING) -> list[Any]:
         values = self.get(key, list, default)

@@ -24,6 +24,7 @@ Fit = Literal["crop", "pad", "stretch"]
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 Pixels = npt.NDArray[np.uint8]
 
+_PILLOW_LIMIT = 178_956_970
 _ORIENTATION_TAG = 0x0112
 #: EXIF orientation -> (transpose first, flip rows, flip columns)
 _ORIENTATIONS = {
@@ -54,7 +55,8 @@ class PixelOptions:
     channels
         3 for RGB, 1 for grey (ITU-R 601 luma).
     max_pixels
-        A picture that claims more is rejected by its header, before memory is taken.
+        A picture that claims more is rejected by its header, before memory is taken. At most 178,956,970,
+        which is where Pillow stops.
     """
 
     size: int = 256
@@ -74,8 +76,8 @@ class PixelOptions:
             )
         if self.channels not in (1, 3):
             raise UsageError(f"channels is {self.channels}, expected 1 (grey) or 3 (RGB)")
-        if self.max_pixels < 1:
-            raise UsageError(f"max_pixels is {self.max_pixels}, expected at least 1")
+        if not 1 <= self.max_pixels <= _PILLOW_LIMIT:
+            raise UsageError(f"max_pixels is {self.max_pixels}, expected 1 to {_PILLOW_LIMIT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,8 @@ def _decode(data: bytes, image: Image.Image, options: PixelOptions) -> Picture:
             f"too-large: {width}x{height} pixels, the limit is {options.max_pixels} (--max-pixels)"
         )
     warning = ""
-    if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
-        pixels, warning = _decode_jpeg(data, (height, width), options)
+    if image.format in ("JPEG", "MPO"):
+        pixels, warning = _decode_jpeg(data, image, options)
     else:
         pixels = _decode_other(image, options.channels)
     turn = _ORIENTATIONS.get(_orientation(image))
@@ -139,23 +141,28 @@ def _decode(data: bytes, image: Image.Image, options: PixelOptions) -> Picture:
     return Picture(np.ascontiguousarray(pixels), (height, width), warning)
 
 
-def _decode_jpeg(data: bytes, shape: tuple[int, int], options: PixelOptions) -> tuple[Pixels, str]:
-    colorspace = "GRAY" if options.channels == 1 else "RGB"
-    least_height, least_width = _scaled_decoding(shape, options)
-    try:
-        return simplejpeg.decode_jpeg(data, colorspace, min_height=least_height, min_width=least_width), ""
-    except ValueError as error:
-        warning = str(error)
-        if _reason(error) == "truncated":
-            raise
-    if "Header" in warning:
-        # Sampling that the TurboJPEG interface does not know; Pillow decodes it, or says why not.
-        with Image.open(io.BytesIO(data)) as image:
-            return _decode_other(image, options.channels), f"decoded without libjpeg's warnings: {warning}"
-    # Something that libjpeg can live with, such as extraneous bytes: the picture is decoded all the same.
-    return simplejpeg.decode_jpeg(
-        data, colorspace, min_height=least_height, min_width=least_width, strict=False
-    ), warning
+def _decode_jpeg(data: bytes, image: Image.Image, options: PixelOptions) -> tuple[Pixels, str]:
+    colorspace = "CMYK" if image.mode == "CMYK" else "GRAY" if options.channels == 1 else "RGB"
+    least_height, least_width = _scaled_decoding((image.height, image.width), options)
+    warning = ""
+    for strict in (True, False):
+        try:
+            pixels = simplejpeg.decode_jpeg(
+                data, colorspace, min_height=least_height, min_width=least_width, strict=strict
+            )
+            break
+        except ValueError as error:
+            if _reason(error) == "truncated":
+                raise
+            # Something that libjpeg can live with, such as extraneous bytes: decoded all the same.
+            warning = warning or str(error)
+    else:
+        # Headers that TurboJPEG does not take at all; Pillow decodes them, or says why not.
+        return _decode_other(image, options.channels), f"decoded without libjpeg's warnings: {warning}"
+    if colorspace == "CMYK":  # inverted, as all JPEGs of it are
+        inks = Image.frombytes("CMYK", (pixels.shape[1], pixels.shape[0]), pixels.tobytes(), "raw", "CMYK;I")
+        pixels = _decode_other(inks, options.channels)
+    return pixels, warning
 
 
 def _scaled_decoding(shape: tuple[int, int], options: PixelOptions) -> tuple[int, int]:
@@ -189,6 +196,7 @@ def _decode_other(image: Image.Image, channels: int) -> Pixels:
         # 16 bits to 8: value / 257, rounded. Pillow's own conversion clips everything to white.
         wide = np.asarray(image).astype(np.uint32)
         grey = ((wide + 128) // 257).astype(np.uint8)
+        grey[wide == image.info.get("transparency", -1)] = 0
         return np.repeat(grey[..., None], channels, axis=2)
     if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
         # Transparency is composed on black, never dropped: what lies under it is arbitrary.

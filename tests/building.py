@@ -1,0 +1,112 @@
+"""Data sets for tests, written by the shard writers themselves, without pictures and worker processes."""
+
+import multiprocessing
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.convert.options import StoreOptions
+from shardwright.convert.output import Output
+from shardwright.convert.store import shard_file, shard_writer
+from shardwright.datasets import ShardedDataset
+from shardwright.datasets.layout import Manifest, Shard, Stats, Storage, columns_of
+
+
+@dataclass(frozen=True)
+class Built:
+    """A data set and what a reader must find in it, by index."""
+
+    folder: Path
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    ids: list[str]
+    manifest: Manifest
+
+
+def build(
+    folder: Path,
+    storage: Storage = "hdf5",
+    *,
+    rows: int = 50,
+    shard_rows: int = 20,
+    chunk_rows: int = 8,
+    shape: tuple[int, int, int] = (8, 8, 3),
+    classes: int = 5,
+    flat: float = 0.5,
+    compression: str | None = None,
+    min_saving: float = 0.35,
+    dead: dict[int, tuple[int, ...]] | None = None,
+) -> Built:
+    """Write a data set of noise, in which a share ``flat`` of the chunks is of one grey level and packs well."""
+    rng = np.random.default_rng(rows)
+    images = rng.integers(0, 256, (rows, *shape), np.uint8)
+    for first in range(0, rows, shard_rows):
+        for start in range(first, min(first + shard_rows, rows), chunk_rows):
+            if rng.random() < flat:
+                packs = images[start : min(start + chunk_rows, first + shard_rows)]
+                packs[:, 1:] = 7  # the first line of pixels stays noise, so that no two images are alike
+    labels = rng.integers(0, classes, rows)
+    ids = [f"c{label}/ü {i:05d}.jpg" for i, label in enumerate(labels)]
+    options = StoreOptions(storage, chunk_rows, compression=compression, min_saving=min_saving)  # type: ignore[arg-type]
+    output = Output(folder)
+    output.begin()
+    shards, temporary = [], []
+    for number, first in enumerate(range(0, rows, shard_rows)):
+        here = slice(first, min(first + shard_rows, rows))
+        count = here.stop - here.start
+        writer = shard_writer(output.work / f"{number}", count, shape, options)
+        width = min(chunk_rows, count)
+        for start in range(here.start, here.stop, width):
+            part = images[start : min(start + width, here.stop)]
+            writer.write(np.concatenate([part, np.zeros((width - len(part), *shape), np.uint8)]), len(part))
+        files = writer.finish(
+            {
+                "label": labels[here].astype(np.int64),
+                "id": np.array(ids[here], object),
+                "crc32": np.array([zlib.crc32(image) for image in images[here]], np.uint32),
+                "source_sha256": np.zeros((count, 32), np.uint8),
+                "source_shape": np.full((count, 2), 9, np.int32),
+            }
+        )
+        named = tuple(shard_file(path, f"shards/000001-{number:05d}{end}") for end, path in files.items())
+        shards.append(
+            Shard(count, named, (dead or {}).get(number, ()), writer.chunks, writer.compressed_chunks)
+        )
+        temporary += files.values()
+    living = np.ones(rows, bool)
+    for number, gone in (dead or {}).items():
+        living[number * shard_rows + np.array(gone, int)] = False
+    manifest = Manifest(
+        version=1,
+        storage=storage,
+        rows=int(living.sum()),
+        classes=tuple(f"c{k}" for k in range(classes)),
+        columns=columns_of(*shape),
+        shards=tuple(shards),
+        seed=0,
+        stats=Stats((0.0,) * shape[2], (1.0,) * shape[2]),
+        options={"chunk_rows": chunk_rows},
+    )
+    output.publish(manifest, temporary, [], "")
+    return Built(
+        folder,
+        images[living],
+        labels[living],
+        [id for id, lives in zip(ids, living, strict=True) if lives],
+        manifest,
+    )
+
+
+def send_labels(dataset: ShardedDataset, queue: "multiprocessing.Queue[list[int]]") -> None:
+    """For a process of its own: read every sample there, and send the labels."""
+    queue.put([dataset[i][1] for i in range(len(dataset))])
+
+
+def republish(built: Built, **changes: object) -> None:
+    """Write the manifest of ``built`` again with other values: what a hostile or damaged one would say."""
+    text = replace(built.manifest, **changes).to_json()  # type: ignore[arg-type]
+    for name in ("manifest.json", "manifest-000001.json"):
+        (built.folder / name).write_text(text)

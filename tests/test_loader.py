@@ -1,0 +1,121 @@
+"""One law: every sample exactly once an epoch, the right label with the right pixels, in a seeded order."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from building import Built, build
+from torch.utils.data import DataLoader
+
+from shardwright.datasets import open_dataset
+from shardwright.errors import UsageError
+from shardwright.loaders import Loader, LoaderOptions, make_loader
+
+
+@pytest.fixture(params=["hdf5", "npy"])
+def built(request: pytest.FixtureRequest, tmp_path: Path) -> Built:
+    return build(tmp_path / "set", request.param)
+
+
+def order_of(built: Built, loader: Loader) -> list[int]:
+    """Indices of one epoch's samples, found by their pixels; labels are checked on the way."""
+    known = {image.tobytes(): i for i, image in enumerate(built.images)}
+    order = []
+    for images, labels in loader:
+        assert images.dtype == torch.uint8
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
+        for image, label in zip(images.permute(0, 2, 3, 1).numpy(), labels.tolist(), strict=True):
+            i = known[image.tobytes()]
+            assert label == built.labels[i]
+            order.append(i)
+    return order
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_sample_once_an_epoch(built: Built, workers: int, shuffle: bool) -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        loader = make_loader(
+            open_dataset(built.folder), 8, shuffle, seed=seed, options=LoaderOptions(workers=workers)
+        )
+        return [order_of(built, loader) for _ in range(2)]
+
+    first, second = epochs(0)
+    assert sorted(first) == sorted(second) == list(range(50))
+    if shuffle:
+        assert first != second
+        assert epochs(0) == [first, second]
+        assert epochs(1)[0] not in (first, second)
+    else:
+        assert first == second == list(range(50))
+
+
+def test_set_epoch(built: Built) -> None:
+    loader = make_loader(open_dataset(built.folder), 8, shuffle=True)
+    epochs = [order_of(built, loader) for _ in range(3)]
+    loader.set_epoch(1)
+    assert [order_of(built, loader), order_of(built, loader)] == epochs[1:]
+
+
+@pytest.mark.parametrize(("batch_size", "drop_last", "sizes"), [
+    (8, False, [8] * 6 + [2]), (8, True, [8] * 6), (50, True, [50]), (64, False, [50]), (64, True, []),
+    (1, False, [1] * 50), (7, False, [7] * 7 + [1]),
+])  # fmt: skip
+def test_batch_sizes(built: Built, batch_size: int, drop_last: bool, sizes: list[int]) -> None:
+    loader = make_loader(open_dataset(built.folder), batch_size, drop_last=drop_last)
+    assert [len(labels) for _, labels in loader] == sizes
+    assert len(loader) == len(sizes)
+
+
+def test_batches_are_the_users_to_keep(built: Built) -> None:
+    kept = list(make_loader(open_dataset(built.folder), 8))
+    images = torch.cat([images for images, _ in kept]).permute(0, 2, 3, 1)
+    np.testing.assert_array_equal(images, built.images)
+
+
+def test_one_row(tmp_path: Path) -> None:
+    built = build(tmp_path / "set", rows=1)
+    assert [len(labels) for _, labels in make_loader(open_dataset(built.folder), 4, shuffle=True)] == [1]
+
+
+def test_collate_fn_and_other_columns(built: Built) -> None:
+    def count(samples: Any) -> int:
+        return len(samples)
+
+    assert list(make_loader(open_dataset(built.folder), 20, collate_fn=count)) == [20, 20, 10]
+    dataset = open_dataset(built.folder, columns=["id", "label"])
+    ids, labels = next(iter(make_loader(dataset, 3)))
+    assert ids == built.ids[:3]
+    assert labels.tolist() == built.labels[:3].tolist()
+
+
+def test_transforms_reach_the_batch(built: Built) -> None:
+    dataset = open_dataset(built.folder, transform=lambda image: image.float().mean())
+    means, _ = next(iter(make_loader(dataset, 5)))
+    np.testing.assert_allclose(means, built.images[:5].mean((1, 2, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"batch_size": 0}, "batch_size is 0, expected"),
+    ({"batch_size": 2.5}, "batch_size is 2.5, expected"),
+    ({"batch_size": True}, "batch_size is True, expected"),
+    ({"batch_size": 4, "seed": -1}, "seed is -1, expected"),
+])  # fmt: skip
+def test_what_is_out_of_range(built: Built, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_loader(open_dataset(built.folder), **arguments)
+
+
+def test_other_datasets_are_refused(built: Built) -> None:
+    with pytest.raises(UsageError, match="dataset is list, expected an H5Dataset"):
+        make_loader([1, 2], 4)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="workers is -1, expected"):
+        LoaderOptions(workers=-1)
+    loader = make_loader(open_dataset(built.folder), 4)
+    with pytest.raises(UsageError, match="epoch is -1"):
+        loader.set_epoch(-1)
+    assert isinstance(loader, DataLoader)
