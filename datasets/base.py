@@ -97,11 +97,13 @@ class ShardedDataset(Dataset[Any]):
         self._reader: tuple[int, Reader] | None = None  # of the process with that id
         self.version = version
         self.version = self.manifest.version
-        known = [column.name for column in self.manifest.columns]
-        if unknown := [name for name in self.columns if name not in known] or not self.columns:
+        known = {column.name: column.kind for column in self.manifest.columns}
+        unknown = [name for name in self.columns if name not in known]
+        if unknown or not self.columns:
             raise FormatError(
                 f"'{self.path}' has the columns {', '.join(known)}; asked for {unknown or 'none'}"
             )
+        self._kinds = {name: known[name] for name in self.columns}
 
     @property
     def manifest(self) -> Manifest:
@@ -149,22 +151,64 @@ class ShardedDataset(Dataset[Any]):
     def read_batch(self, indices: Iterable[Any]) -> SampleBatch:
         """Read the samples at ``indices`` in one call, without transforms: each chunk is read once."""
         wanted = self._indices(indices)
-        return SampleBatch(tuple(self._column(name, wanted) for name in self.columns))
+        images = None
+        if self.has_images:
+            images = torch.empty((len(wanted), *self.manifest.image_shape), dtype=torch.uint8)
+            self.reader.images(wanted, list(images.numpy().reshape(len(wanted), self.reader.row_bytes)))
+        return self.assembled(wanted, images)
+
+    def assembled(self, indices: npt.NDArray[np.int64], images: torch.Tensor | None) -> SampleBatch:
+        """The samples at ``indices``, their ``images`` (n, H, W, C) read already: the other columns are added."""
+        columns = []
+        for name in self.columns:
+            kind = self._kinds[name]
+            if kind == "image":
+                if images is None:
+                    raise ValueError(f"column {name!r} was asked for, and no images are given")
+                columns.append(images.permute(0, 3, 1, 2))
+            elif kind == "label":
+                columns.append(torch.from_numpy(self.reader.labels(indices)))
+            else:
+                columns.append(_as_torch(self.reader.column(name, indices)))
+        return SampleBatch(tuple(columns))
+
+    def samples(self, batch: SampleBatch, indices: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
+        """``batch``, or a list of its samples after the transforms where there are any.
+
+        What a transform raises carries a note with the index and the id of the sample.
+        """
+        if self.transform is None and self.target_transform is None:
+            return batch
+        return [self._transformed(sample, index) for sample, index in zip(batch, indices, strict=True)]
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the image is among the columns asked for."""
+        return "image" in self._kinds.values()
+
+    @property
+    def makes_samples(self) -> bool:
+        """Whether a subclass makes its own samples, one by one or a batch."""
+        kind = type(self)
+        own = kind.__getitem__ is not ShardedDataset.__getitem__
+        return own or kind.__getitems__ is not ShardedDataset.__getitems__
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether Python code runs for each sample: a transform, or a subclass's own."""
+        return self.makes_samples or self.transform is not None or self.target_transform is not None
 
     def __len__(self) -> int:
         return self.manifest.rows
 
     def __getitem__(self, index: Any) -> Any:
-        return self._transformed(self.read_batch([index])[0])
+        return self.samples(self.read_batch([index]), [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Sequence[Any]:
         """All samples of a batch; `torch.utils.data.DataLoader` calls it where it is there."""
         if type(self).__getitem__ is not ShardedDataset.__getitem__:
             return [self[i] for i in indices]  # a subclass that makes its own samples
-        batch = self.read_batch(indices)
-        if self.transform is None and self.target_transform is None:
-            return batch
-        return [self._transformed(sample) for sample in batch]
+        return self.samples(self.read_batch(indices), indices)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -177,28 +221,16 @@ class ShardedDataset(Dataset[Any]):
         rows, shape = len(self), self.image_shape
         return f"{type(self).__name__}('{self.path}', version={self.version}): {rows} images {shape}"
 
-    def _transformed(self, sample: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self.transform is None and self.target_transform is None:
-            return sample
+    def _transformed(self, sample: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
         change = {"image": self.transform, "label": self.target_transform}
-        return tuple(
-            f(value) if (f := change.get(name)) else value
-            for name, value in zip(self.columns, sample, strict=True)
-        )
-
-    def _column(self, name: str, wanted: npt.NDArray[np.int64]) -> Any:
-        kind = next(c.kind for c in self.manifest.columns if c.name == name)
-        if kind == "image":
-            images = torch.empty((len(wanted), *self.manifest.image_shape), dtype=torch.uint8)
-            self.reader.images(wanted, images.numpy())
-            return images.permute(0, 3, 1, 2)
-        if kind == "label":
-            return torch.from_numpy(self.reader.labels(wanted))
-        values = self.reader.column(name, wanted)
-        if kind == "id":
-            return list(values)
-        # torch knows little of uint32
-        return torch.from_numpy(values.astype(np.int64) if values.dtype == np.uint32 else values)
+        try:
+            return tuple(
+                f(value) if (f := change.get(self._kinds[name])) else value
+                for name, value in zip(self.columns, sample, strict=True)
+            )
+        except Exception as error:
+            error.add_note(f"while transforming sample {int(index)}, '{self.ids([index])[0]}'")
+            raise
 
     def _indices(self, indices: Iterable[Any]) -> npt.NDArray[np.int64]:
         """Checked indices, negative ones counted from the end, as for a list."""
@@ -212,6 +244,14 @@ class ShardedDataset(Dataset[Any]):
             bad = wanted[(wanted < 0) | (wanted >= rows)][0]
             raise IndexError(f"index {bad if bad >= 0 else bad - rows} of a data set of {rows} samples")
         return wanted
+
+
+def _as_torch(values: npt.NDArray[Any]) -> Any:
+    """A column as a tensor; ids as a list of str."""
+    if values.dtype == object:
+        return values.tolist()
+    # torch knows little of uint32
+    return torch.from_numpy(values.astype(np.int64) if values.dtype == np.uint32 else values)
 
 
 def _item(value: Any) -> Any:

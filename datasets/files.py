@@ -1,15 +1,21 @@
 """Files of shards, kept open in a bounded number, and whole reads from them."""
 
 import os
+import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from shardwright.errors import ShardError
 
+Bytes = npt.NDArray[np.uint8]
+
 _IOV_MAX = 1024
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # Linux
 
 
 class FileCache:
@@ -20,14 +26,13 @@ class FileCache:
     long as they read.
     """
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(self, limit: int = 32) -> None:
         self.limit = limit
         self._lock = threading.Lock()
         self._open: OrderedDict[Path, list[int]] = OrderedDict()  # path -> [fd, users]
 
-    @contextmanager
-    def reading(self, path: Path, expected_bytes: int) -> Iterator[int]:
-        """A file descriptor of ``path``, open for reading while in the context.
+    def acquire(self, path: Path, expected_bytes: int) -> int:
+        """A file descriptor of ``path``, open for reading until `release`.
 
         Raises
         ------
@@ -37,62 +42,98 @@ class FileCache:
         with self._lock:
             entry = self._open.get(path)
             if entry is None:
+                while len(self._open) >= self.limit and self._close_one():
+                    pass
                 entry = self._open[path] = [open_checked(path, expected_bytes), 0]
             else:
                 self._open.move_to_end(path)
             entry[1] += 1
-            if len(self._open) > self.limit:
-                self._close_idle()
-        try:
-            yield entry[0]
-        finally:
-            with self._lock:
-                entry[1] -= 1
+            return entry[0]
 
-    def _close_idle(self) -> None:
-        for path in [p for p, (_, users) in self._open.items() if not users][: len(self._open) - self.limit]:
-            os.close(self._open.pop(path)[0])
+    def release(self, path: Path) -> None:
+        """End a use of ``path``; the file stays open as long as there is room."""
+        with self._lock:
+            self._open[path][1] -= 1
+
+    def _close_one(self) -> bool:
+        for path, (fd, users) in self._open.items():
+            if not users:
+                del self._open[path]
+                os.close(fd)
+                return True
+        return False
 
     def close(self) -> None:
         """Close every file that nobody reads."""
         with self._lock:
-            for path in [p for p, (_, users) in self._open.items() if not users]:
-                os.close(self._open.pop(path)[0])
+            while self._close_one():
+                pass
 
     def __del__(self) -> None:
         self.close()
 
 
 def open_checked(path: Path, expected_bytes: int) -> int:
-    """Open ``path`` for reading and return its file descriptor; ShardError where it is not as expected."""
+    """Open the plain file ``path`` for reading and return its file descriptor.
+
+    Raises
+    ------
+    ShardError
+        It is missing, a link, cannot be opened, or has not ``expected_bytes``.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A link could lead out of the data set; and without NONBLOCK a pipe would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise ShardError(f"cannot open '{path}': {error.strerror}. {CURE}") from error
-    if (found := os.fstat(fd).st_size) != expected_bytes:
+        why = "it is a link, and a shard is a file of its own" if path.is_symlink() else error.strerror
+        raise ShardError(f"cannot open '{path}': {why}. {CURE}") from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != expected_bytes:
         os.close(fd)
-        raise ShardError(f"'{path}' has {found} bytes, its manifest says {expected_bytes}. {CURE}")
+        raise ShardError(f"'{path}' has {status.st_size} bytes, its manifest says {expected_bytes}. {CURE}")
     return fd
 
 
-def read_into(fd: int, buffers: list[memoryview], offset: int) -> bool:
+def read_into(fd: int, buffers: Sequence[Bytes], offset: int) -> bool:
     """Fill ``buffers``, one after the other, from ``offset`` on; False where the file ends before."""
     for start in range(0, len(buffers), _IOV_MAX):
         part = buffers[start : start + _IOV_MAX]
         wanted = sum(map(len, part))
         got = os.preadv(fd, part, offset)
         while got < wanted:  # a signal, or more than the kernel moves at once
-            done = got
-            rest = []
-            for buffer in part:
-                rest.append(buffer[done:] if done > 0 else buffer)
-                done = max(0, done - len(buffer))
-            more = os.preadv(fd, [buffer for buffer in rest if len(buffer)], offset + got)
+            more = os.preadv(fd, _behind(part, got), offset + got)
             if not more:
                 return False
             got += more
         offset += wanted
     return True
+
+
+def _behind(buffers: Sequence[Bytes], filled: int) -> list[Bytes]:
+    """What of ``buffers`` lies behind the first ``filled`` bytes."""
+    rest = []
+    for buffer in buffers:
+        if filled < len(buffer):
+            rest.append(buffer[max(0, filled) :])
+        filled -= len(buffer)
+    return rest
+
+
+def is_cached(fd: int, offset: int) -> bool:
+    """Whether the byte at ``offset`` lies in the page cache; True where the system cannot tell."""
+    try:
+        os.preadv(fd, [bytearray(1)], offset, _NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that does not know the question
+        return True
+    return True
+
+
+def will_need(fd: int, offset: int, size: int) -> None:
+    """Tell the system that ``size`` bytes at ``offset`` will be read soon; does not wait for them."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
 CURE = "`shardwright verify` lists all that is damaged; restore the file or convert again"

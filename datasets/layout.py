@@ -130,6 +130,12 @@ class Manifest:
         return height, width, channels
 
     @property
+    def chunk_rows(self) -> int:
+        """Rows that belong together on disk, as asked for; in HDF5 the file itself says what came of it."""
+        rows = self.options.get("chunk_rows")
+        return rows if isinstance(rows, int) and rows > 0 else 32
+
+    @property
     def bytes(self) -> int:
         """Size of all shard files in bytes."""
         return sum(file.bytes for shard in self.shards for file in shard.files)

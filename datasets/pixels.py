@@ -131,7 +131,7 @@ def _decode(data: bytes, image: Image.Image, options: PixelOptions) -> Picture:
     else:
         pixels = _decode_other(image, options.channels)
     turn = _ORIENTATIONS.get(_orientation(image))
-    pixels = fit(pixels, options)
+    pixels = fit(pixels, options, (height, width))
     if turn is None:
         return Picture(pixels, (height, width), warning)
     transpose, flip_rows, flip_columns = turn
@@ -144,25 +144,18 @@ def _decode(data: bytes, image: Image.Image, options: PixelOptions) -> Picture:
 def _decode_jpeg(data: bytes, image: Image.Image, options: PixelOptions) -> tuple[Pixels, str]:
     colorspace = "CMYK" if image.mode == "CMYK" else "GRAY" if options.channels == 1 else "RGB"
     least_height, least_width = _scaled_decoding((image.height, image.width), options)
-    warning = ""
-    for strict in (True, False):
-        try:
-            pixels = simplejpeg.decode_jpeg(
-                data, colorspace, min_height=least_height, min_width=least_width, strict=strict
-            )
-            break
-        except ValueError as error:
-            if _reason(error) == "truncated":
-                raise
-            # Something that libjpeg can live with, such as extraneous bytes: decoded all the same.
-            warning = warning or str(error)
-    else:
-        # Headers that TurboJPEG does not take at all; Pillow decodes them, or says why not.
-        return _decode_other(image, options.channels), f"decoded without libjpeg's warnings: {warning}"
+    try:
+        pixels = simplejpeg.decode_jpeg(data, colorspace, min_height=least_height, min_width=least_width)
+    except ValueError as error:
+        if _reason(error) == "truncated":
+            raise
+        # libjpeg may live with what it warned of, such as extraneous bytes: Pillow then decodes without
+        # minding, or says why it cannot. Not `strict=False`, which after an error returns unwritten memory.
+        return _decode_other(image, options.channels), str(error)
     if colorspace == "CMYK":  # inverted, as all JPEGs of it are
         inks = Image.frombytes("CMYK", (pixels.shape[1], pixels.shape[0]), pixels.tobytes(), "raw", "CMYK;I")
         pixels = _decode_other(inks, options.channels)
-    return pixels, warning
+    return pixels, ""
 
 
 def _scaled_decoding(shape: tuple[int, int], options: PixelOptions) -> tuple[int, int]:
@@ -208,8 +201,11 @@ def _decode_other(image: Image.Image, channels: int) -> Pixels:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def fit(pixels: Pixels, options: PixelOptions) -> Pixels:
-    """Bring uint8 (H, W, C) pixels to (size, size, C) as ``options.fit`` says."""
+def fit(pixels: Pixels, options: PixelOptions, shape: tuple[int, int] | None = None) -> Pixels:
+    """Bring uint8 (H, W, C) pixels to (size, size, C) as ``options.fit`` says.
+
+    ``shape`` is that of the whole picture, where the pixels are a smaller one: its proportions count.
+    """
     height, width = pixels.shape[:2]
     size = options.size
     match options.fit:
@@ -220,7 +216,7 @@ def fit(pixels: Pixels, options: PixelOptions) -> Pixels:
         case "stretch":
             return _resize(pixels, (size, size), options.resample)
         case "pad":
-            inner = _resize(pixels, _resized((height, width), options), options.resample)
+            inner = _resize(pixels, _resized(shape or (height, width), options), options.resample)
             padded = np.zeros((size, size, pixels.shape[2]), np.uint8)
             top, left = (size - inner.shape[0]) // 2, (size - inner.shape[1]) // 2
             padded[top : top + inner.shape[0], left : left + inner.shape[1]] = inner

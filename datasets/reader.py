@@ -7,6 +7,9 @@ One reader belongs to one process. It may be used by many threads at once: bytes
 import itertools
 import threading
 import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.datasets import codecs
-from shardwright.datasets.files import CURE, FileCache, read_into
+from shardwright.datasets.files import CURE, FileCache, is_cached, read_into, will_need
 from shardwright.datasets.layout import Manifest, ShardFile
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.datasets.shards import FinishedShard, finished_shard
@@ -23,12 +26,15 @@ from shardwright.errors import FormatError, ShardError
 Verify = Literal["off", "first", "read"]
 Pixels = npt.NDArray[np.uint8]
 
+#: Decoded chunks that a reader keeps, for callers that ask for the rows of a chunk one by one.
+KEPT_BYTES = 64 << 20
+
 
 class Reader:
     """Reads images and columns by index.
 
-    Memory beside the buffers: 13 bytes a row that was touched (label, CRC-32, seen once), 17 bytes a chunk.
-    Shards are opened when a row of theirs is first asked for.
+    Memory beside the caller's buffers: 9 bytes a row (label, CRC-32, seen once), 17 bytes a chunk, and
+    decoded chunks up to 64 MiB or one chunk. Shards are opened when a row of theirs is first asked for.
 
     Parameters
     ----------
@@ -40,12 +46,11 @@ class Reader:
     """
 
     def __init__(self, folder: Path, manifest: Manifest, verify: Verify = "first") -> None:
-        if verify not in ("off", "first", "read"):
-            raise ValueError(f"verify is {verify!r}, expected 'off', 'first' or 'read'")
         self.folder, self.manifest, self.verify = folder, manifest, verify
         self.rows = RowMap(manifest.shards)
         self.row_bytes = int(np.prod(manifest.image_shape))
-        self.files = FileCache()
+        self._files = FileCache()
+        self._kept, self._scratch = _Kept(KEPT_BYTES), _Scratch()
         shards = len(manifest.shards)
         chunks = np.array([shard.chunks for shard in manifest.shards], np.int64)
         if shards and chunks.min() < 1:
@@ -60,7 +65,7 @@ class Reader:
         self._offset = np.empty(self._first_chunk[-1], np.int64)
         self._size = np.empty(self._first_chunk[-1], np.int64)
         self._compressed = np.empty(self._first_chunk[-1], np.bool_)
-        self._label = np.empty(self.rows.slots, np.int64)
+        self._label = np.empty(self.rows.slots, np.int32)
         self._crc = np.empty(self.rows.slots, np.uint32)
         self._seen = np.zeros(self.rows.slots if verify == "first" else 0, np.bool_)
 
@@ -72,7 +77,7 @@ class Reader:
         """Labels of the rows at ``index``, int64 of the same shape."""
         slot = self.rows.slot_of(index)
         self._open(self.rows.shard_of(slot))
-        return self._label[slot]
+        return self._label[slot].astype(np.int64)
 
     def column(self, name: str, index: Index) -> npt.NDArray[Any]:
         """A small column of the rows at ``index`` (n,): (n, ...) in the dtype of the column, str for ids."""
@@ -88,35 +93,58 @@ class Reader:
             found[at] = values
         return np.empty(0, object) if found is None else found
 
-    def images(self, index: Index, out: Pixels) -> None:
-        """Read the images at ``index`` (n,) into ``out``, uint8 (n, H, W, C), C-contiguous.
+    def images(self, index: Index, out: Sequence[Pixels], *, keep: bool = True) -> None:
+        """Read the images at ``index`` (n,), each into its entry of ``out``: flat uint8, the bytes of a row.
 
-        Each compressed chunk is decoded once a call, each run of neighbouring raw rows is one read.
+        Each run of neighbouring raw rows is one read, each compressed chunk is decoded once. With ``keep``
+        the chunks decoded last are kept for later calls, which may ask for other rows of theirs.
 
         Raises
         ------
         ShardError
             A file is missing, replaced or too short, or the pixels read are not those written.
         """
-        flat = out.reshape(len(index), self.row_bytes)
+        slot, shard, chunk, row_in_chunk = self._locate(index)
+        compressed = self._compressed[chunk]
+        if compressed.any():
+            self._read_compressed(shard, chunk, row_in_chunk, np.flatnonzero(compressed), out, keep)
+        if not compressed.all():
+            raw = np.flatnonzero(~compressed)
+            offset = self._offset[chunk[raw]] + row_in_chunk[raw] * self.row_bytes
+            self._read_raw(shard[raw], offset, raw, out)
+        self._check(slot, out)
+
+    def will_need(self, index: Index) -> bool:
+        """Have the system read ahead for `images` of ``index``; False where it seems to be in memory already.
+
+        To ask for pages that are there costs a sixth of reading them, so the first and the last row stand
+        for all.
+        """
+        _, shard, chunk, row_in_chunk = self._locate(index)
+        whole = self._compressed[chunk]
+        offset = self._offset[chunk] + np.where(whole, 0, row_in_chunk * self.row_bytes)
+        size = np.where(whole, self._size[chunk], self.row_bytes)
+        places = np.unique(np.stack([shard, offset, size], axis=1), axis=0).tolist()
+        ends = (places[0], places[-1])
+        if all(self._ask(is_cached, number, place) for number, place, _ in ends):
+            return False
+        for number, place, count in places:
+            self._ask(will_need, number, place, count)
+        return True
+
+    def _ask(self, question: Callable[..., Any], shard: int, *place: int) -> Any:
+        with self._image(shard) as fd:
+            return question(fd, *place)
+
+    def _locate(self, index: Index) -> tuple[Index, Index, Index, Index]:
+        """(slot, shard, chunk of the data set, row in its chunk) of each index; opens their shards."""
         slot = self.rows.slot_of(index)
         shard = self.rows.shard_of(slot)
         self._open(shard)
         row = slot - self.rows.first_slot[shard]
-        chunk_rows = self._chunk_rows[shard]
-        chunk = self._first_chunk[shard] + row // chunk_rows
-        row_in_chunk = row % chunk_rows
-        compressed = self._compressed[chunk]
-        if not compressed.all():
-            raw = np.flatnonzero(~compressed)
-            self._read_raw(
-                shard[raw], self._offset[chunk[raw]] + row_in_chunk[raw] * self.row_bytes, raw, flat
-            )
-        for number in np.unique(chunk[compressed]).tolist():
-            at = np.flatnonzero(chunk == number)
-            decoded = self._decoded_chunk(int(shard[at[0]]), number)
-            flat[at] = decoded[row_in_chunk[at]]
-        self._check(slot, flat)
+        chunk, row_in_chunk = np.divmod(row, self._chunk_rows[shard])
+        chunk += self._first_chunk[shard]
+        return slot, shard, chunk, row_in_chunk
 
     def _open(self, shard: Index) -> None:
         if self._opened[shard].all():
@@ -127,7 +155,8 @@ class Reader:
 
     def _open_shard(self, number: int) -> None:
         shard = self.shard(number)
-        index = shard.index()
+        opened = shard.opened()
+        index = opened.index
         chunks = slice(self._first_chunk[number], self._first_chunk[number + 1])
         slots = slice(self.rows.first_slot[number], self.rows.first_slot[number + 1])
         if len(index.offsets) != chunks.stop - chunks.start:
@@ -139,57 +168,124 @@ class Reader:
         self._compressed[chunks] = index.compressed
         self._chunk_rows[number] = index.chunk_rows
         self._image_file[number], self._codec[number] = index.file, index.codec
-        self._label[slots] = shard.labels()
-        if self.verify != "off":
-            self._crc[slots] = shard.column("crc32")
+        self._label[slots], self._crc[slots] = opened.labels, opened.crc32
         self._opened[number] = True  # last: other threads look at nothing but this
+
+    @contextmanager
+    def _image(self, shard: int) -> Iterator[int]:
+        """A file descriptor of the file that holds the images of ``shard``."""
+        path, size = self._file(shard)
+        fd = self._files.acquire(path, size)
+        try:
+            yield fd
+        finally:
+            self._files.release(path)
 
     def _file(self, shard: int) -> tuple[Path, int]:
         file = self._image_file[shard]
-        assert file is not None  # _open was called
+        if file is None:
+            raise RuntimeError(f"shard {shard} was not opened")
         return self.folder / file.name, file.bytes
 
-    def _read_raw(self, shard: Index, offset: Index, at: Index, flat: Pixels) -> None:
+    def _read_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
         order = np.lexsort((offset, shard))
         shard, offset, at = shard[order], offset[order], at[order]
-        follows = (np.diff(offset) == self.row_bytes) & (np.diff(shard) == 0)
-        starts = np.concatenate([[0], np.flatnonzero(~follows) + 1, [len(order)]]).tolist()
-        view = memoryview(flat.reshape(-1))
-        for start, end in itertools.pairwise(starts):
-            path, size = self._file(int(shard[start]))
-            buffers = [view[i * self.row_bytes : (i + 1) * self.row_bytes] for i in at[start:end].tolist()]
-            with self.files.reading(path, size) as fd:
-                if not read_into(fd, buffers, int(offset[start])):
-                    raise ShardError(f"'{path}' ends before row data at byte {offset[start]}. {CURE}")
+        new_shard = np.diff(shard, prepend=-1) != 0
+        new_run = new_shard | (np.diff(offset, prepend=-1) != self.row_bytes)
+        rows, offsets = at.tolist(), offset.tolist()
+        runs = [*np.flatnonzero(new_run).tolist(), len(rows)]
+        firsts = np.flatnonzero(new_shard[runs[:-1]]).tolist()
+        for first, last in itertools.pairwise([*firsts, len(runs) - 1]):
+            with self._image(int(shard[runs[first]])) as fd:
+                for start, end in itertools.pairwise(runs[first : last + 1]):
+                    if not read_into(fd, [out[i] for i in rows[start:end]], offsets[start]):
+                        raise ShardError(
+                            f"'{self._file(int(shard[start]))[0]}' ends before its row at byte {offsets[start]}. {CURE}"
+                        )
 
-    def _decoded_chunk(self, shard: int, chunk: int) -> Pixels:
-        path, size = self._file(shard)
-        rows = int(self._chunk_rows[shard])
-        data = np.empty(self._size[chunk], np.uint8)
-        out = np.empty((rows, self.row_bytes), np.uint8)
-        with self.files.reading(path, size) as fd:
-            whole = read_into(fd, [memoryview(data)], int(self._offset[chunk]))
+    def _read_compressed(
+        self, shard: Index, chunk: Index, row_in_chunk: Index, at: Index, out: Sequence[Pixels], keep: bool
+    ) -> None:
+        at = at[np.argsort(chunk[at], kind="stable")]
+        starts = np.flatnonzero(np.diff(chunk[at], prepend=-1)).tolist()
+        for start, end in itertools.pairwise([*starts, len(at)]):
+            here = at[start:end]
+            rows = self._decoded(int(shard[here[0]]), int(chunk[here[0]]), keep)
+            for i, row in zip(here.tolist(), row_in_chunk[here].tolist(), strict=True):
+                out[i][:] = rows[row]
+
+    def _decoded(self, shard: int, chunk: int, keep: bool) -> Pixels:
+        """The rows of a compressed chunk, (chunk_rows, row_bytes); not to be written to.
+
+        Unless ``keep``, they stand in memory that this thread's next call takes again.
+        """
+        if (kept := self._kept.get(chunk)) is not None:
+            return kept
+        chunk_rows = int(self._chunk_rows[shard])
+        size = chunk_rows * self.row_bytes
+        rows = np.empty(size, np.uint8) if keep else self._scratch.take("rows", size)
+        data = self._scratch.take("data", int(self._size[chunk]))
+        with self._image(shard) as fd:
+            whole = read_into(fd, [data], int(self._offset[chunk]))
         try:
             if not whole:
                 raise ShardError("the file ends before")
-            codecs.decode(self._codec[shard] or "", data, out.reshape(-1))
+            codecs.decode(self._codec[shard] or "", data, rows)
         except ShardError as error:
-            first = (chunk - int(self._first_chunk[shard])) * rows
+            first = (chunk - int(self._first_chunk[shard])) * chunk_rows
             raise ShardError(
-                f"'{path}': the chunk of rows {first} to {first + rows - 1} cannot be read: {error}. {CURE}"
+                f"'{self._file(shard)[0]}': the chunk of rows {first} to {first + chunk_rows - 1} "
+                f"cannot be read: {error}. {CURE}"
             ) from error
-        return out
+        rows = rows.reshape(chunk_rows, self.row_bytes)
+        if keep:
+            self._kept.put(chunk, rows)
+        return rows
 
-    def _check(self, slot: Index, flat: Pixels) -> None:
+    def _check(self, slot: Index, out: Sequence[Pixels]) -> None:
         if self.verify == "off":
             return
         unchecked = range(len(slot)) if self.verify == "read" else np.flatnonzero(~self._seen[slot]).tolist()
         for i in unchecked:
-            if zlib.crc32(flat[i]) != self._crc[slot[i]]:
+            if zlib.crc32(out[i]) != self._crc[slot[i]]:
                 shard = int(self.rows.shard_of(slot[i]))
                 raise ShardError(
                     f"'{self._file(shard)[0]}': the pixels of row {slot[i] - self.rows.first_slot[shard]} "
                     f"are not those that were written (CRC-32). {CURE}"
                 )
-        if self.verify == "first":
+        if self.verify == "first" and len(unchecked):
             self._seen[slot] = True
+
+
+class _Kept:
+    """The decoded chunks used last, up to a number of bytes, but at least one."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[int, Pixels] = OrderedDict()
+
+    def get(self, chunk: int) -> Pixels | None:
+        with self._lock:
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+            return self._chunks.get(chunk)
+
+    def put(self, chunk: int, rows: Pixels) -> None:
+        with self._lock:
+            self._chunks[chunk] = rows
+            while len(self._chunks) > 1 and len(self._chunks) * rows.nbytes > self._limit_bytes:
+                self._chunks.popitem(last=False)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread that is taken again and again: new pages cost a tenth of decoding into them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Pixels] = {}
+
+    def take(self, name: str, size: int) -> Pixels:
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = np.empty(size, np.uint8)
+        return buffer[:size]

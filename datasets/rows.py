@@ -49,3 +49,17 @@ class RowMap:
     def shard_of(self, slot: Index) -> Index:
         """Shard that each slot lies in, int64 of the same shape."""
         return np.searchsorted(self.first_slot, slot, side="right") - 1
+
+    def blocks(self, chunk_rows: int) -> Index:
+        """Where chunks begin, in indices: block k holds the indices ``[blocks[k], blocks[k + 1])``.
+
+        Every shard begins a block; a chunk of which no row lives has none.
+        """
+        rows = np.diff(self.first_slot)
+        chunks = -(-rows // chunk_rows)
+        shard = np.repeat(np.arange(len(rows)), chunks)
+        chunk = np.arange(len(shard)) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+        first_slots = self.first_slot[shard] + chunk * chunk_rows
+        dead_slots = self._living_before + np.arange(len(self._living_before))
+        starts = first_slots - np.searchsorted(dead_slots, first_slots)
+        return np.unique(np.append(starts, len(self)))

@@ -45,6 +45,15 @@ class ChunkIndex:
     checksum_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedShard:
+    """What reading the rows of a shard takes: the chunk index, and label and CRC-32 of each row."""
+
+    index: ChunkIndex
+    labels: npt.NDArray[np.int64]
+    crc32: npt.NDArray[np.uint32]
+
+
 class FinishedShard(ABC):
     """A shard as ``manifest`` describes it. Nothing stays open between two calls."""
 
@@ -53,12 +62,12 @@ class FinishedShard(ABC):
         self.shard: Shard = manifest.shards[number]
         self.columns = {column.name: column for column in manifest.columns}
         self.image = next(column for column in manifest.columns if column.kind == "image")
-        self.chunk_rows = manifest.options.get("chunk_rows", 32)
+        self.chunk_rows = manifest.chunk_rows
         self.class_count = len(manifest.classes)
 
     @abstractmethod
-    def index(self) -> ChunkIndex:
-        """Read the chunk index, checked against the manifest and the file's size."""
+    def opened(self) -> "OpenedShard":
+        """Read what reading rows takes, checked against the manifest and the file's size."""
 
     @abstractmethod
     def column(self, name: str, rows: Array | None = None) -> Array:
@@ -66,7 +75,9 @@ class FinishedShard(ABC):
 
     def labels(self) -> npt.NDArray[np.int64]:
         """The label of each row, checked to be a class of the data set."""
-        labels = self.column("label")
+        return self._checked(self.column("label"))
+
+    def _checked(self, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if len(labels) and not (labels.min() >= 0 and labels.max() < self.class_count):
             raise ShardError(
                 f"'{self.path(0)}' holds labels {labels.min()} to {labels.max()}, "
@@ -78,6 +89,15 @@ class FinishedShard(ABC):
         """Path of the shard's n-th file."""
         return self.folder / self.shard.files[file].name
 
+    def _checked_file(self, file: ShardFile) -> int:
+        """A file descriptor of ``file``, whose folder must not be a link that leaves the data set."""
+        path = self.folder / file.name
+        if os.path.realpath(path.parent) != os.path.join(
+            os.path.realpath(self.folder), os.path.dirname(file.name)
+        ):
+            raise ShardError(f"'{path.parent}' is a link out of the data set: refused. Put the files there")
+        return open_checked(path, file.bytes)
+
     def _expect(self, what: str, found: object, expected: object, path: Path) -> None:
         if found != expected:
             raise ShardError(f"'{path}': {what} is {found}, expected {expected}. {CURE}")
@@ -86,34 +106,34 @@ class FinishedShard(ABC):
 class H5Shard(FinishedShard):
     """A shard in one HDF5 file."""
 
-    def index(self) -> ChunkIndex:
+    def opened(self) -> OpenedShard:
+        with self._open() as h5:  # once for all three: to open costs more than to read
+            labels, crc32 = self._column(h5, "label", None), self._column(h5, "crc32", None)
+            return OpenedShard(self._index(h5), self._checked(labels), crc32)
+
+    def _index(self, h5: h5py.File) -> ChunkIndex:
         path, file = self.path(0), self.shard.files[0]
-        with self._open() as h5:
-            image = self._dataset(h5, self.image)
-            plist = image.id.get_create_plist()
-            filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
-            if image.chunks is None or any(f not in FILTERS for f in filters):
-                raise ShardError(
-                    f"'{path}': image is not chunked with the filters {FILTERS}, found {filters}"
-                )
-            names = [FILTERS[f] for f in filters]
-            if names not in (["lzf", "fletcher32"], ["gzip", "fletcher32"], ["fletcher32"]):
-                raise ShardError(
-                    f"'{path}': filters of image are {names}, in an order that is not the format's"
-                )
-            self._expect("chunk shape", image.chunks[1:], self.image.shape, path)
-            chunk_rows = image.chunks[0]
-            count = -(-self.shard.rows // chunk_rows)
-            offsets, sizes = np.zeros(count, np.int64), np.zeros(count, np.int64)
-            masks = np.zeros(count, np.uint32)
+        image = self._dataset(h5, self.image)
+        plist = image.id.get_create_plist()
+        filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+        if image.chunks is None or any(f not in FILTERS for f in filters):
+            raise ShardError(f"'{path}': image is not chunked with the filters {FILTERS}, found {filters}")
+        names = [FILTERS[f] for f in filters]
+        if names not in (["lzf", "fletcher32"], ["gzip", "fletcher32"], ["fletcher32"]):
+            raise ShardError(f"'{path}': filters of image are {names}, in an order that is not the format's")
+        self._expect("chunk shape", image.chunks[1:], self.image.shape, path)
+        chunk_rows = image.chunks[0]
+        count = -(-self.shard.rows // chunk_rows)
+        offsets, sizes = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        masks = np.zeros(count, np.uint32)
 
-            def keep(info: Any) -> None:
-                k = info.chunk_offset[0] // chunk_rows
-                if k < count:
-                    offsets[k], sizes[k], masks[k] = info.byte_offset, info.size, info.filter_mask
+        def keep(info: Any) -> None:
+            k = info.chunk_offset[0] // chunk_rows
+            if k < count:
+                offsets[k], sizes[k], masks[k] = info.byte_offset, info.size, info.filter_mask
 
-            image.id.chunk_iter(keep)
-            userblock = h5.userblock_size
+        image.id.chunk_iter(keep)
+        userblock = h5.userblock_size
         if missing := np.flatnonzero(sizes == 0).tolist():
             # HDF5 itself would read such a chunk as zeros, without a word.
             raise ShardError(f"'{path}': chunks {missing[:5]} of image were never written. {CURE}")
@@ -132,27 +152,30 @@ class H5Shard(FinishedShard):
         return ChunkIndex(file, chunk_rows, offsets, sizes, compressed, codec, CHECKSUM_BYTES)
 
     def column(self, name: str, rows: Array | None = None) -> Array:
-        column = self.columns[name]
         with self._open() as h5:
-            dataset = self._dataset(h5, column)
-            try:
-                found = (dataset.asstr() if column.kind == "id" else dataset)[... if rows is None else rows]
-            except (OSError, ValueError, UnicodeDecodeError) as error:
-                raise ShardError(
-                    f"'{self.path(0)}': column {name!r} cannot be read: {error}. {CURE}"
-                ) from error
+            return self._column(h5, name, rows)
+
+    def _column(self, h5: h5py.File, name: str, rows: Array | None) -> Array:
+        column = self.columns[name]
+        dataset = self._dataset(h5, column)
+        try:
+            found = (dataset.asstr() if column.kind == "id" else dataset)[... if rows is None else rows]
+        except (OSError, ValueError) as error:
+            raise ShardError(f"'{self.path(0)}': column {name!r} cannot be read: {error}. {CURE}") from error
         return np.asarray(found)
 
     @contextmanager
     def _open(self) -> Iterator[h5py.File]:
         path = self.path(0)
-        os.close(open_checked(path, self.shard.files[0].bytes))
-        try:
-            h5 = h5py.File(path, "r", locking=False)
-        except OSError as error:
-            raise ShardError(f"'{path}' cannot be read as HDF5: {error}. {CURE}") from error
-        with h5:
-            yield h5
+        # Through the descriptor that was checked: HDF5 then takes no lock on the file, which would fail
+        # beside one that this process holds by plain h5py.
+        with os.fdopen(self._checked_file(self.shard.files[0]), "rb", buffering=0) as stream:
+            try:
+                h5 = h5py.File(stream, "r")
+            except OSError as error:
+                raise ShardError(f"'{path}' cannot be read as HDF5: {error}. {CURE}") from error
+            with h5:
+                yield h5
 
     def _dataset(self, h5: h5py.File, column: Column) -> h5py.Dataset:
         path = self.path(0)
@@ -173,7 +196,10 @@ class H5Shard(FinishedShard):
 class NpyShard(FinishedShard):
     """A shard in one .npy file a column."""
 
-    def index(self) -> ChunkIndex:
+    def opened(self) -> OpenedShard:
+        return OpenedShard(self._index(), self.labels(), self.column("crc32"))
+
+    def _index(self) -> ChunkIndex:
         start, dtype = self._header(self.image)
         file = self._file(self.image)
         row_bytes = int(np.prod(self.image.shape)) * dtype.itemsize
@@ -214,7 +240,7 @@ class NpyShard(FinishedShard):
         """(offset of the data, dtype), after the header and the file's size were checked."""
         file = self._file(column)
         path = self.folder / file.name
-        with os.fdopen(open_checked(path, file.bytes), "rb") as stream:
+        with os.fdopen(self._checked_file(file), "rb") as stream:
             try:
                 version = np.lib.format.read_magic(stream)
                 if version != (1, 0):

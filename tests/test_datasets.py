@@ -5,6 +5,7 @@ import os
 import pickle
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -209,6 +210,16 @@ class DatasetContract:
         with pytest.raises(ShardError, match=str(file)):
             dataset[25]
 
+    @pytest.mark.parametrize("what", ["the file", "its folder"])
+    def test_links_out_of_the_data_set_are_refused(self, built: Built, tmp_path: Path, what: str) -> None:
+        link = built.folder / "shards"
+        if what == "the file":
+            link /= Path(built.manifest.shards[0].files[0].name).name
+        link.rename(tmp_path / "elsewhere")
+        link.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ShardError, match="link"):
+            self.kind(built.folder)[0]
+
     def test_cut_short_while_open(self, tmp_path: Path) -> None:
         built = (
             build(tmp_path / "set", self.kind.storage, flat=0, verify=None)
@@ -248,6 +259,11 @@ class TestH5Dataset(DatasetContract):
         assert packed in {"lzf": range(1, 8), "gzip": [8], "none": [0]}[compression]
         images, _ = self.kind(built.folder, verify="read").read_batch(range(50)).columns
         np.testing.assert_array_equal(images.permute(0, 2, 3, 1), built.images)
+
+    def test_beside_plain_h5py(self, tmp_path: Path) -> None:
+        built = build(tmp_path / "set")
+        with h5py.File(built.folder / built.manifest.shards[0].files[0].name):
+            assert self.kind(built.folder)[0][1] == built.labels[0]
 
 
 class TestNpyDataset(DatasetContract):

@@ -1,0 +1,46 @@
+"""Buffers for batches, taken again once nobody looks at them any more.
+
+New memory costs as much as reading into it: the kernel clears every page. A buffer comes back when the last
+tensor or view on it is gone, however long the user keeps it.
+"""
+
+import threading
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class Pool:
+    """Gives out arrays of at most ``buffer_bytes``; keeps up to ``spare`` buffers that came back.
+
+    With ``pinned`` every batch comes from torch's own pinned allocator instead: that one knows which copies
+    to the device are still under way when a tensor dies, and this pool does not.
+    """
+
+    def __init__(self, buffer_bytes: int, spare: int, *, pinned: bool = False) -> None:
+        self.buffer_bytes, self.spare, self.pinned = buffer_bytes, spare, pinned
+        self._lock = threading.Lock()
+        self._free: list[Pixels] = []
+
+    def take(self, shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, Pixels]:
+        """A uint8 tensor (N, H, W, C), and an array that shares its memory; of undefined content."""
+        if self.pinned:
+            tensor = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+            return tensor, tensor.numpy()
+        with self._lock:
+            buffer = self._free.pop() if self._free else None
+        if buffer is None:
+            buffer = np.empty(self.buffer_bytes, np.uint8)
+        array = buffer[: int(np.prod(shape))].reshape(shape)
+        # The tensor, and all that is made of it, hold this array; the pool holds the memory behind it.
+        weakref.finalize(array, self._give_back, buffer).atexit = False
+        return torch.from_numpy(array), array
+
+    def _give_back(self, buffer: Pixels) -> None:
+        with self._lock:
+            if len(self._free) < self.spare:
+                self._free.append(buffer)

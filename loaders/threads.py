@@ -1,0 +1,234 @@
+"""Batches read ahead by threads of this process, into pooled buffers.
+
+The unit of work is a *task*: rows to read, and the place of each in some batch. In exact order a task is a
+batch, or a part of it; in block order it is a chunk, which is read once and whose rows go to several batches.
+"""
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardwright.datasets.base import SampleBatch, ShardedDataset
+from shardwright.datasets.reader import Reader
+from shardwright.loaders.order import Epoch, batch_starts
+from shardwright.loaders.pool import Pixels, Pool
+
+Index = npt.NDArray[np.int64]
+
+# A task has at least that much to read, so that what it costs beside reading is small.
+_TASK_ROWS = 64
+_TASK_BYTES = 1 << 20
+# Reading slower than that is a disk at work, so that reading ahead is worth asking for.
+_COLD_BYTES_PER_SECOND = 400e6
+_WARM_TASKS = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A batch under way: ``missing`` rows are still to be read."""
+
+    indices: Index
+    missing: int
+    tensor: torch.Tensor
+    rows: list[Pixels]
+    error: BaseException | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def arrived(self, rows: int, error: BaseException | None) -> None:
+        """Count ``rows`` as read, or failed."""
+        with self.lock:
+            self.missing -= rows
+            self.error = self.error or error
+            if not self.missing:
+                self.done.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Rows to read: ``indices[i]`` into ``out[i]``; ``parts`` says how many of them are whose."""
+
+    indices: Index
+    out: list[Pixels]
+    parts: list[tuple[_Batch, int]]
+
+
+class _Crew:
+    """Threads that do tasks. Knows no iterator, so that an iterator can be forgotten while they run."""
+
+    def __init__(self, reader: Reader, threads: int) -> None:
+        self.reader = reader
+        self.cold = False
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"shardwright-read-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def do(self, task: _Task) -> None:
+        """Have some thread do ``task``; without threads, do it now."""
+        if self._threads:
+            self._tasks.put(task)
+        else:
+            self._do(task)
+
+    def stop(self) -> None:
+        """Forget what was not begun, and end the threads."""
+        try:
+            while True:
+                self._tasks.get_nowait()
+        except queue.Empty:
+            pass
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            self._do(task)
+            del task  # or its buffers would live until the next one comes
+
+    def _do(self, task: _Task) -> None:
+        error: BaseException | None = None
+        start = time.perf_counter()
+        try:
+            self.reader.images(task.indices, task.out, keep=False)
+        except BaseException as e:  # it is raised where the batch is handed out
+            error = e
+        seconds = time.perf_counter() - start
+        self.cold |= seconds * _COLD_BYTES_PER_SECOND > len(task.out) * self.reader.row_bytes
+        for batch, rows in task.parts:
+            batch.arrived(rows, error)
+
+
+class ReadAhead:
+    """Iterates over (indices, samples) of the batches of one epoch.
+
+    Its threads end when it is exhausted, closed or forgotten.
+
+    Parameters
+    ----------
+    dataset
+        Its reader and columns are used, its transforms are not.
+    blocks
+        Where chunks begin, in indices: the rows of a chunk in a group are one task. None: rows are read one
+        by one, and tasks are batches.
+    threads
+        Reading threads; 0 reads in the calling one.
+    ahead
+        Batches that are read, or being read, beside the one handed out. In block order whole groups are
+        read, so that up to two groups come on top.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        epoch: Epoch,
+        pool: Pool,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        blocks: Index | None,
+        threads: int,
+        ahead: int,
+    ) -> None:
+        self._dataset, self._epoch, self._pool = dataset, epoch, pool
+        self._batch_size, self._blocks = batch_size, blocks
+        self._ahead = ahead if threads else 0
+        self._starts = batch_starts(len(epoch.indices), batch_size, drop_last)
+        self._end = min(len(epoch.indices), len(self._starts) * batch_size)
+        self._batches: dict[int, _Batch] = {}
+        self._next = 0
+        self._planned = 0  # the tasks of positions before this were handed to the crew
+        self._found_warm = 0
+        self._crew = _Crew(dataset.reader, threads)
+        self.close = weakref.finalize(self, self._crew.stop)
+
+    def __iter__(self) -> Iterator[tuple[Index, SampleBatch]]:
+        return self
+
+    def __next__(self) -> tuple[Index, SampleBatch]:
+        try:
+            if self._next == len(self._starts):
+                raise StopIteration
+            self._plan()
+            batch = self._batches.pop(self._next)
+            batch.done.wait()
+            if batch.error is not None:
+                raise batch.error
+            self._next += 1
+            return batch.indices, self._dataset.assembled(batch.indices, batch.tensor)
+        except BaseException:
+            self.close()
+            raise
+
+    def _plan(self) -> None:
+        """Hand out tasks so that ``ahead`` batches beside the next are read or being read."""
+        wanted = min(self._end, (self._next + 1 + self._ahead) * self._batch_size)
+        least = max(_TASK_ROWS, _TASK_BYTES // self._crew.reader.row_bytes)
+        while self._planned < wanted:
+            start = self._planned
+            if self._blocks is None:
+                end = min(self._end, start + self._batch_size)
+                pieces: Sequence[Index] = np.split(np.arange(start, end), range(least, end - start, least))
+            else:
+                group = np.searchsorted(self._epoch.groups, start, side="right")
+                end = min(self._end, int(self._epoch.groups[group]))
+                pieces = _by_chunk(
+                    self._epoch.indices[start:end].astype(np.int64), start, self._blocks, least // 2
+                )
+            self._planned = end
+            tasks = [self._task(positions) for positions in pieces]
+            for task in tasks:
+                self._ask_ahead(task)
+            for task in tasks:
+                self._crew.do(task)
+
+    def _task(self, positions: Index) -> _Task:
+        numbers, places = np.divmod(positions, self._batch_size)
+        batches = {number: self._batch(number) for number in np.unique(numbers).tolist()}
+        out = [batches[n].rows[p] for n, p in zip(numbers.tolist(), places.tolist(), strict=True)]
+        parts = [(batch, int((numbers == number).sum())) for number, batch in batches.items()]
+        return _Task(self._epoch.indices[positions].astype(np.int64), out, parts)
+
+    def _batch(self, number: int) -> _Batch:
+        batch = self._batches.get(number)
+        if batch is None:
+            start = self._starts[number]
+            indices = self._epoch.indices[start : min(self._end, start + self._batch_size)].astype(np.int64)
+            tensor, array = self._pool.take((len(indices), *self._dataset.manifest.image_shape))
+            rows = list(array.reshape(len(indices), -1))
+            batch = self._batches[number] = _Batch(indices, len(indices), tensor, rows)
+        return batch
+
+    def _ask_ahead(self, task: _Task) -> None:
+        """Where the disk is at work, have the system read what ``task`` will need."""
+        if not self._crew.cold:
+            return
+        if self._crew.reader.will_need(task.indices):
+            self._found_warm = 0
+        else:
+            self._found_warm += 1
+            self._crew.cold = self._found_warm < _WARM_TASKS
+
+
+def _by_chunk(indices: Index, start: int, blocks: Index, least: int) -> Sequence[Index]:
+    """The positions of one group, in the order of the data set; cut where a chunk begins, ``least`` rows on."""
+    order = np.argsort(indices)
+    borders = np.flatnonzero(np.diff(np.searchsorted(blocks, indices[order], side="right"))) + 1
+    cuts, last = [], 0
+    for border in borders.tolist():
+        if border - last >= least:
+            cuts.append(border)
+            last = border
+    return np.split(order + start, cuts)
