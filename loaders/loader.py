@@ -39,9 +39,10 @@ class EpochBatches(Sampler[Any]):
                 return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        # A generator: DataLoader makes two iterators of its first epoch, and draws from one.
         indices = self.take_epoch().indices
-        starts = batch_starts(len(indices), self.batch_size, self.drop_last)
-        return (indices[start : start + self.batch_size] for start in starts)
+        for start in batch_starts(len(indices), self.batch_size, self.drop_last):
+            yield indices[start : start + self.batch_size]
 
     def __len__(self) -> int:
         return len(batch_starts(int(self.blocks[-1]), self.batch_size, self.drop_last))

@@ -158,9 +158,10 @@ class ReadAhead:
         return self
 
     def __next__(self) -> tuple[Index, SampleBatch]:
+        if self._next == len(self._starts):
+            self.close()
+            raise StopIteration
         try:
-            if self._next == len(self._starts):
-                raise StopIteration
             self._plan()
             batch = self._batches.pop(self._next)
             batch.done.wait()

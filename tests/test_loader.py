@@ -36,22 +36,41 @@ def order_of(built: Built, loader: Loader) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_sample_once_an_epoch(built: Built, workers: int, shuffle: bool) -> None:
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("order", ["sequential", "exact", "block"])
+def test_every_sample_once_an_epoch(built: Built, engine: str, workers: int, order: str) -> None:
     def epochs(seed: int) -> list[list[int]]:
-        loader = make_loader(
-            open_dataset(built.folder), 8, shuffle, seed=seed, options=LoaderOptions(workers=workers)
-        )
+        by: Any = "auto" if order == "sequential" else order
+        options = LoaderOptions(engine=engine, workers=workers, shuffle_by=by, mixed_chunks=3)  # type: ignore[arg-type]
+        loader = make_loader(open_dataset(built.folder), 8, order != "sequential", seed=seed, options=options)
+        assert (loader.plan.order, loader.plan.engine, loader.plan.workers) == (order, engine, workers)
         return [order_of(built, loader) for _ in range(2)]
 
     first, second = epochs(0)
     assert sorted(first) == sorted(second) == list(range(50))
-    if shuffle:
+    if order == "sequential":
+        assert first == second == list(range(50))
+    else:
         assert first != second
         assert epochs(0) == [first, second]
         assert epochs(1)[0] not in (first, second)
-    else:
-        assert first == second == list(range(50))
+
+
+@pytest.mark.parametrize("order", ["exact", "block"])
+def test_both_engines_give_one_order(built: Built, order: Any) -> None:
+    orders = [
+        order_of(
+            built,
+            make_loader(
+                open_dataset(built.folder),
+                7,
+                shuffle=True,
+                options=LoaderOptions(engine=engine, workers=workers, shuffle_by=order),
+            ),
+        )
+        for engine, workers in (("threads", 0), ("threads", 3), ("processes", 1))  # type: ignore[assignment]
+    ]
+    assert orders[0] == orders[1] == orders[2]
 
 
 def test_set_epoch(built: Built) -> None:
@@ -93,9 +112,12 @@ def test_collate_fn_and_other_columns(built: Built) -> None:
     assert labels.tolist() == built.labels[:3].tolist()
 
 
-def test_transforms_reach_the_batch(built: Built) -> None:
+@pytest.mark.parametrize("engine", ["auto", "threads", "processes"])
+def test_transforms_reach_the_batch(built: Built, engine: Any) -> None:
     dataset = open_dataset(built.folder, transform=lambda image: image.float().mean())
-    means, _ = next(iter(make_loader(dataset, 5)))
+    loader = make_loader(dataset, 5, options=LoaderOptions(engine=engine))
+    assert loader.plan.engine == ("processes" if engine == "auto" else engine)
+    means, _ = next(iter(loader))
     np.testing.assert_allclose(means, built.images[:5].mean((1, 2, 3)), rtol=1e-5)
 
 
