@@ -6,14 +6,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.loaders.loader import Loader, collate, make_loader
     from shardwright.loaders.options import LoaderOptions
+    from shardwright.loaders.plan import suggest_workers
+    from shardwright.loaders.quality import ShuffleQuality, shuffle_quality
 
 _HOME = {
     "Loader": "shardwright.loaders.loader",
     "LoaderOptions": "shardwright.loaders.options",
     "collate": "shardwright.loaders.loader",
+    "ShuffleQuality": "shardwright.loaders.quality",
     "make_loader": "shardwright.loaders.loader",
+    "shuffle_quality": "shardwright.loaders.quality",
+    "suggest_workers": "shardwright.loaders.plan",
 }
-__all__ = ["Loader", "LoaderOptions", "collate", "make_loader"]
+__all__ = [
+    "Loader",
+    "LoaderOptions",
+    "ShuffleQuality",
+    "collate",
+    "make_loader",
+    "shuffle_quality",
+    "suggest_workers",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ class LoaderOptions:
         order, ``mixed_chunks`` of them mixed, each chunk read once an epoch. ``auto``: exact where no chunk
         is compressed, and the pixels fit half the available memory or ``fast_random_storage``; else block.
     mixed_chunks
-        Chunks that are mixed in block order. None: as many as have 64 MiB of pixels, at least 4.
+        Chunks that are mixed in block order. None: as many as have 64 MiB of pixels, 4 to 64.
     fast_random_storage
         Storage that reads single rows as fast as long runs, such as a local NVMe disk.
     pin_memory

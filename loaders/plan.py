@@ -14,7 +14,7 @@ from shardwright.loaders.order import Order
 
 MOST_WORKERS = 8
 MIXED_BYTES = 64 << 20
-LEAST_MIXED_CHUNKS = 4
+LEAST_MIXED_CHUNKS, MOST_MIXED_CHUNKS = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,15 @@ def plan(dataset: ShardedDataset, batch_size: int, shuffle: bool, options: Loade
     else:
         engine, why_engine = "threads", "no Python code a sample"
     height, width, channels = dataset.manifest.image_shape
-    chunk_bytes = dataset.manifest.chunk_rows * height * width * channels
+    mixed = MIXED_BYTES // (dataset.manifest.chunk_rows * height * width * channels)
     return LoaderPlan(
         order=order,
         why_order=why_order,
         engine=engine,
         why_engine=why_engine,
         workers=suggest_workers(batch_size, engine) if options.workers is None else options.workers,
-        mixed_chunks=options.mixed_chunks or max(LEAST_MIXED_CHUNKS, MIXED_BYTES // chunk_bytes),
+        mixed_chunks=options.mixed_chunks
+        or min(max(LEAST_MIXED_CHUNKS, MIXED_BYTES // chunk_bytes), MOST_MIXED_CHUNKS),
         pin_memory=torch.cuda.is_available() if options.pin_memory is None else options.pin_memory,
     )
 

@@ -1,14 +1,18 @@
 """Orders are pure, complete, and as random as they say."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from building import build
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Shard, ShardFile
 from shardwright.datasets.rows import RowMap
+from shardwright.loaders import LoaderOptions, ShuffleQuality, shuffle_quality
 from shardwright.loaders.order import Epoch, batch_starts, block_shuffle, exact_shuffle, sequential
 
 FILE = (ShardFile("shards/x.h5", 1, "0" * 64),)
@@ -84,3 +88,21 @@ def test_rows_and_blocks_pass_over_the_dead(found: list[Shard], chunk_rows: int)
     chunks = [{(s, r // chunk_rows) for s, r in places[a:b]} for a, b in pairwise(blocks)]
     assert all(len(chunk) == 1 for chunk in chunks)
     assert len({chunk.pop() for chunk in chunks}) == len(blocks) - 1
+
+
+def test_shuffle_quality_tells_a_poor_order_from_a_good_one(tmp_path: Path) -> None:
+    dataset = open_dataset(
+        build(tmp_path / "set", rows=640, shard_rows=160, chunk_rows=8, shape=(2, 2, 1)).folder
+    )
+
+    def quality(mixed: int) -> ShuffleQuality:
+        options = LoaderOptions(shuffle_by="block", mixed_chunks=mixed)
+        return shuffle_quality(dataset, 16, options=options)
+
+    poor, good = quality(2), quality(40)
+    assert poor.measured.chunk_mates > 0.4  # two chunks a batch
+    assert good.measured.chunk_mates < 0.05
+    assert good.exact.chunk_mates < 0.02
+    assert poor.measured.met_again > 5 * poor.exact.met_again
+    assert poor.exact == good.exact
+    assert "block order: label_distance" in str(poor)
