@@ -57,8 +57,7 @@ def plan(dataset: ShardedDataset, batch_size: int, shuffle: bool, options: Loade
         engine=engine,
         why_engine=why_engine,
         workers=suggest_workers(batch_size, engine) if options.workers is None else options.workers,
-        mixed_chunks=options.mixed_chunks
-        or min(max(LEAST_MIXED_CHUNKS, MIXED_BYTES // chunk_bytes), MOST_MIXED_CHUNKS),
+        mixed_chunks=options.mixed_chunks or min(max(LEAST_MIXED_CHUNKS, mixed), MOST_MIXED_CHUNKS),
         pin_memory=torch.cuda.is_available() if options.pin_memory is None else options.pin_memory,
     )
 
