@@ -21,26 +21,30 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# SRC and OUT go through the environment, as they were typed: spaces, quotes and dollars are safe.
+# SRC and OUT go through the environment, as they were typed: spaces, quotes and dollars are safe. Make itself
+# would hand them on expanded.
+unexport SRC OUT
 convert: export SHARDWRIGHT_MAKE_SRC = $(value SRC)
 convert: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
 convert: $(READY) ## Convert SRC="a folder" to OUT=...; without SRC, a sample tree drawn into build/sample
 ifeq ($(value SRC),)
 	$(BIN)/python -P examples/draw_sample.py build/sample
 	@out="$${SHARDWRIGHT_MAKE_OUT:-build/shards}"; \
-	$(BIN)/shardwright convert build/sample "$$out" && \
+	$(BIN)/shardwright convert build/sample "$$out" && out=$$(printf %q "$$out") && \
 	printf '%s\n' '' 'Next:' \
-	  "  $(BIN)/shardwright info '$$out'             what is in it" \
-	  "  $(BIN)/python -P examples/train.py '$$out'  train a small CNN from it" \
+	  "  $(BIN)/shardwright info $$out             what is in it" \
+	  "  $(BIN)/python -P examples/train.py $$out  train a small CNN from it" \
 	  '  make convert SRC="your folder" OUT="your shards"'
 else
 	@if [ -z "$$SHARDWRIGHT_MAKE_OUT" ]; then echo 'make convert: say where to write: OUT="a folder"' >&2; exit 2; fi; \
 	$(BIN)/shardwright convert "$$SHARDWRIGHT_MAKE_SRC" "$$SHARDWRIGHT_MAKE_OUT" || { code=$$?; \
-	  [ $$code -eq 3 ] && echo 'make convert: done, but some pictures were rejected: see above' >&2; }
+	  [ $$code -eq 3 ] || exit $$code; \
+	  echo 'make convert: done, but some pictures were rejected: see above' >&2; }
 endif
 
-train: convert ## Train the example on the converted sample
-	$(BIN)/python -P examples/train.py build/shards
+train: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
+train: convert ## Convert, then train the example on the result
+	$(BIN)/python -P examples/train.py "$${SHARDWRIGHT_MAKE_OUT:-build/shards}"
 
 test: $(READY) ## Run the tests
 	$(BIN)/pytest -m 'not interop'
@@ -49,7 +53,7 @@ check: $(READY) typing ## Lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/typing $(BIN)/mypy -p shardwright
-	MYPYPATH=build/typing $(BIN)/mypy examples benchmarks
+	MYPYPATH=build/typing:benchmarks $(BIN)/mypy examples benchmarks
 
 # Type checkers do not follow the import hook of an editable install: a folder of links shows them the house.
 typing:

@@ -141,4 +141,5 @@ class ConvertOptions:
             **store,
             "compression": self.store.codec,
             "seed": self.seed,
+            "class_map": "folders" if self.classes is None else "given",
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import joblib
+import numpy as np
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -76,6 +77,11 @@ class _Part:
     records: list[ShardRecord] = field(default_factory=list)
     seconds: float = 0.0
 
+    @property
+    def inputs(self) -> int:
+        """Pictures in its source, those without a class among them."""
+        return len(self.scan) + len(self.scan.no_class)
+
 
 def convert(
     source: Path,
@@ -121,7 +127,12 @@ def convert(
                     _write_shards(part, options, progress, submit)
             if options.strict:
                 _refuse_rejects(todo)
-            return [_publish(part, options) if part in todo else _unchanged(part) for part in parts]
+            manifests = {
+                part.split: _manifest(part, options) for part in todo
+            }  # all, before one is published
+            return [
+                _publish(part, manifests[part.split]) if part in todo else _unchanged(part) for part in parts
+            ]
         except OSError as error:
             if isinstance(error, ShardwrightError):
                 raise
@@ -174,7 +185,7 @@ def _decide(part: _Part, options: ConvertOptions) -> None:
     part.newest = read_manifest(folder) if (folder / "manifest.json").exists() else None
     newest = part.newest
     unchanged = newest is not None and part.output.fingerprint(newest.version) == part.scan.fingerprint()
-    part.version = decide(newest, unchanged, options, len(part.scan), str(folder))
+    part.version = decide(newest, unchanged, options, part.inputs, str(folder))
     if part.version is not None:
         part.plans = plan_shards(len(part.scan), part.version, options)
 
@@ -257,7 +268,8 @@ def _refuse_rejects(parts: Sequence[_Part]) -> None:
         )
 
 
-def _publish(part: _Part, options: ConvertOptions) -> Conversion:
+def _manifest(part: _Part, options: ConvertOptions) -> Manifest:
+    """The version that ``part`` will be."""
     records = [record for record in part.records if record.shard is not None]
     findings = _findings(part)
     if not records:
@@ -271,11 +283,10 @@ def _publish(part: _Part, options: ConvertOptions) -> Conversion:
     for record in records:
         sums.merge(record.sums)
     shards = tuple(record.shard for record in records if record.shard is not None)
-    rows = sum(shard.rows for shard in shards)
-    manifest = Manifest(
+    return Manifest(
         version=part.version or 1,
         storage=options.store.format,
-        rows=rows,
+        rows=sum(shard.rows for shard in shards),
         classes=part.scan.classes,
         columns=columns_of(*options.image_shape),
         shards=shards,
@@ -284,13 +295,18 @@ def _publish(part: _Part, options: ConvertOptions) -> Conversion:
         rejected=counted(findings, "rejected"),
         suspect=counted(findings, "suspect"),
         skipped=part.scan.skipped,
-        source={"files": len(part.scan) + len(part.scan.no_class), "bytes": int(part.scan.sizes.sum())},
+        source={"files": part.inputs, "bytes": int(part.scan.sizes.sum())},
         options=options.recorded(),
         environment=records[0].environment,
     )
-    temporary = [path for record in records for path in record.temporary]
+
+
+def _publish(part: _Part, manifest: Manifest) -> Conversion:
+    findings = _findings(part)
+    temporary = [path for record in part.records for path in record.temporary]
     part.output.publish(manifest, temporary, findings, part.scan.fingerprint())
-    saved = sum(record.saved_bytes for record in records)
+    saved = sum(record.saved_bytes for record in part.records)
+    pixel_bytes = manifest.rows * int(np.prod(manifest.image_shape))
     return Conversion(
         split=part.split,
         folder=part.output.folder,
@@ -299,7 +315,7 @@ def _publish(part: _Part, options: ConvertOptions) -> Conversion:
         source_bytes=int(part.scan.sizes.sum()),
         seconds=part.seconds,
         findings=tuple(findings),
-        lzf_saving=saved / (rows * options.row_bytes) if options.store.codec == "lzf" else None,
+        lzf_saving=saved / pixel_bytes if manifest.options["compression"] == "lzf" else None,
     )
 
 

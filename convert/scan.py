@@ -1,5 +1,6 @@
 """A tree of pictures to samples, labels and a class map; and what in it is no sample, counted."""
 
+import errno
 import hashlib
 import os
 import unicodedata
@@ -102,17 +103,17 @@ def find_splits(source: Path) -> list[str]:
     SourceError
         There are pictures beside the split folders: they would belong to none.
     """
-    folders = [e.name for e in _entries(source) if e.is_dir() and not _is_skipped(e.name)]
+    folders = _folders(source)
     if not folders or not set(folders) <= set(SPLIT_NAMES):
         return []
-    beside = sorted(e.name for e in _entries(source) if _is_sample(e) and not e.is_dir())
+    beside = sorted(e.name for e in _entries(source) if _is_sample(e))
     if beside:
         raise SourceError(
-            f"'{source}' has the splits {', '.join(sorted(folders))}, and {len(beside)} pictures beside them "
+            f"'{source}' has the splits {', '.join(folders)}, and {len(beside)} pictures beside them "
             f"(such as '{beside[0]}') that belong to none: move them into a class folder of a split, or use "
             "--no-splits to take the folders as classes"
         )
-    return sorted(folders)
+    return folders
 
 
 def scan(
@@ -135,7 +136,7 @@ def scan(
         A folder cannot be read; class folders that differ only in case or Unicode form; a class that
         ``classes`` does not name.
     """
-    folders = sorted(e.name for e in _entries(root) if e.is_dir() and not _is_skipped(e.name))
+    folders = _folders(root)
     _refuse_twins(root, folders)
     names = tuple(map(path_to_id, folders)) if classes is None else tuple(classes)
     if strangers := sorted({path_to_id(f) for f in folders} - set(names)):
@@ -172,11 +173,9 @@ def scan(
 
 def class_map_of(source: Path, splits: Sequence[str]) -> tuple[str, ...]:
     """The one class map of several splits: the union of their class folders, sorted by code point."""
-    folders = {
-        e.name for split in splits for e in _entries(source / split) if e.is_dir() and not _is_skipped(e.name)
-    }
-    _refuse_twins(source, sorted(folders))
-    return tuple(map(path_to_id, sorted(folders)))
+    folders = sorted({folder for split in splits for folder in _folders(source / split)})
+    _refuse_twins(source, folders)
+    return tuple(map(path_to_id, folders))
 
 
 def read_class_map(path: Path) -> tuple[str, ...]:
@@ -188,7 +187,7 @@ def read_class_map(path: Path) -> tuple[str, ...]:
         The file cannot be read, is empty, or names a class twice.
     """
     try:
-        names = tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
+        names = tuple(line for line in path.read_text("utf-8-sig").split("\n") if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the class map '{path}': {error}") from error
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -207,7 +206,7 @@ def _walk(root: Path, skipped: Counter[str]) -> Iterator[tuple[str, "os.DirEntry
             path = prefix + entry.name
             if why := _is_skipped(entry.name):
                 skipped[why] += 1
-            elif entry.is_dir():
+            elif _is_folder(entry):
                 status = entry.stat()
                 key = (status.st_dev, status.st_ino)
                 if key in ancestors:
@@ -225,10 +224,28 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        raise SourceError(
-            f"cannot read the folder '{folder}': {error.strerror}. A class must not go missing: give "
-            "permission to read it, or move it away"
-        ) from error
+        raise SourceError(_unreadable(folder, error)) from error
+
+
+def _folders(root: Path) -> list[str]:
+    """Names of the visible folders in ``root``, sorted."""
+    return sorted(e.name for e in _entries(root) if _is_folder(e) and not _is_skipped(e.name))
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link that leads to itself, or to where this user may not look
+        if error.errno == errno.ELOOP or _is_picture_name(entry.name):
+            return False
+        raise SourceError(_unreadable(entry.path, error)) from error
+
+
+def _unreadable(folder: Path | str, error: OSError) -> str:
+    return (
+        f"cannot read the folder '{folder}': {error.strerror}. A class must not go missing: give "
+        "permission to read it, or move it away"
+    )
 
 
 def _is_skipped(name: str) -> str:
@@ -238,14 +255,19 @@ def _is_skipped(name: str) -> str:
     return "system" if name.lower() in _SYSTEM_NAMES else ""
 
 
+def _is_picture_name(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+
+
 def _is_sample(entry: "os.DirEntry[str]") -> bool:
-    """Whether a file has a picture's name or a picture's first bytes."""
+    """Whether what is no folder has a picture's name or a picture's first bytes."""
     if _is_skipped(entry.name):
         return False
-    if os.path.splitext(entry.name)[1].lower() in PICTURE_SUFFIXES:
+    is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
+    if _is_picture_name(entry.name):
         # A link to nowhere with a picture's name is a sample that cannot be read, not a file to pass over.
-        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
-    if not entry.is_file():
+        return is_file or not os.path.exists(entry.path)
+    if not is_file:
         return False
     try:
         with open(entry.path, "rb") as file:

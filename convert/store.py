@@ -155,9 +155,9 @@ class NpyWriter:
     def _header(self) -> None:
         header = {"descr": "|u1", "fortran_order": False, "shape": (self._rows, *self._image_shape)}
         np.lib.format.write_array_header_1_0(self._image, header)
+        self._image.check()
         if self._image.tell() != _NPY_HEADER_BYTES:
             raise OSError(f"NumPy wrote an npy header of {self._image.tell()} bytes")
-        self._image.check()
 
 
 def shard_writer(

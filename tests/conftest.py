@@ -1,0 +1,86 @@
+"""What many tests share: the command line in this process, and workers that are none."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from shardwright.cli import main
+from shardwright.convert import run
+
+# The same examples in every run, on machines of any speed.
+settings.register_profile("steady", derandomize=True, deadline=None, database=None)
+settings.load_profile("steady")
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+class _Here:
+    """Stands in for loky's executor: tasks run where they are submitted."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(work(task))
+        return future
+
+    def shutdown(self, **_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions without worker processes, which take seconds to start."""
+    monkeypatch.setattr(run, "ProcessPoolExecutor", _Here)
+
+
+@pytest.fixture
+def command(
+    here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
+    """Runs ``shardwright`` with the given arguments in this process, without worker processes."""
+
+    def shardwright(*arguments: object) -> Ran:
+        argv = ["shardwright", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", argv)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main(argv[1:], prog_name="shardwright")
+        return Ran(int(end.value.code or 0), *capsys.readouterr())
+
+    return shardwright
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs code in a fresh interpreter that takes nothing from the folder it starts in."""
+
+    def run_python(code: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-P", "-W", "error", "-c", code, *arguments],
+            env={**os.environ, **environment},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run_python
