@@ -1,5 +1,6 @@
 """The versions that decide the bytes of a shard: same input, options and environment give the same bytes."""
 
+from functools import cache
 from importlib.metadata import version
 
 import h5py
@@ -7,6 +8,7 @@ import h5py
 from shardwright import __version__
 
 
+@cache  # 6 ms, and the same for every shard of a process
 def environment() -> dict[str, str]:
     """Name -> version of all that touches pixels or file bytes, and torch's CPU capability.
 

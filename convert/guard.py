@@ -42,12 +42,20 @@ class GuardedFile(io.RawIOBase):
         return len(view)
 
     def readinto(self, buffer: "Buffer") -> int:
-        """Read as a file does; zeros after an error, whatever HDF5 expects there."""
+        """Fill ``buffer``: with zeros where nothing was written, as behind the first error.
+
+        Never less: h5py does not look at how much was read, and HDF5 would take what the memory held
+        before for its own structures.
+        """
+        view = memoryview(buffer).cast("B")
+        done = 0
         try:
-            return self._file.readinto(buffer) or 0
+            while done < len(view) and (got := self._file.readinto(view[done:])):
+                done += got
         except OSError as error:
             self._error = self._error or error
-            return len(memoryview(buffer))
+        view[done:] = bytes(len(view) - done)
+        return len(view)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move, as a file does."""

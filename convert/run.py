@@ -127,9 +127,8 @@ def convert(
                     _write_shards(part, options, progress, submit)
             if options.strict:
                 _refuse_rejects(todo)
-            manifests = {
-                part.split: _manifest(part, options) for part in todo
-            }  # all, before one is published
+            # All of them are made before one is published.
+            manifests = {part.split: _manifest(part, options) for part in todo}
             return [
                 _publish(part, manifests[part.split]) if part in todo else _unchanged(part) for part in parts
             ]

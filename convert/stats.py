@@ -17,19 +17,6 @@ class Sums:
     total: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
 
-    def add(self, image: Pixels) -> None:
-        """Add one image, uint8 (H, W, C)."""
-        height, width, channels = image.shape
-        for top in range(0, height, 256):
-            # 256 squares of 255 stay below 2**24, so the float32 sums of a column are exact; BLAS does
-            # them ten times faster than NumPy sums integers over the last axis.
-            block = image[top : top + 256].reshape(-1, width * channels).astype(np.float32)
-            ones = np.ones(len(block), np.float32)
-            total = ones @ block
-            np.multiply(block, block, out=block)
-            squares = ones @ block
-            self.merge(Sums(len(block) * width, _by_channel(total, channels), _by_channel(squares, channels)))
-
     def merge(self, other: "Sums") -> None:
         """Add the sums over other pixels."""
         none = [0] * len(other.total or self.total)
@@ -44,6 +31,32 @@ class Sums:
         return Stats(tuple(t / n for t in self.total), tuple(math.sqrt(v) / n for v in variances))
 
 
-def _by_channel(columns: np.ndarray[tuple[int], np.dtype[np.float32]], channels: int) -> list[int]:
-    sums: list[int] = columns.reshape(-1, channels).sum(0, dtype=np.float64).astype(np.int64).tolist()
-    return sums
+class Summing:
+    """Adds up images of one shape, uint8 (H, W, C), in memory that is taken again for each."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        height, width, self._channels = shape
+        # 256 squares of 255 stay below 2**24, so the float32 sums of a column of 256 rows are exact; BLAS
+        # does them ten times faster than NumPy adds integers up over the last axis.
+        self._block = np.empty((min(height, 256), width * self._channels), np.float32)
+        self._ones = np.ones(len(self._block), np.float32)
+        self._total, self._squares = np.zeros((2, width * self._channels))  # float64: exact to 2**53
+        self._pixels = 0
+
+    def add(self, image: Pixels) -> None:
+        """Add one image."""
+        rows = image.reshape(len(image), -1)
+        for top in range(0, len(rows), 256):
+            part = rows[top : top + 256]
+            block, ones = self._block[: len(part)], self._ones[: len(part)]
+            np.copyto(block, part)
+            self._total += ones @ block
+            np.multiply(block, block, out=block)
+            self._squares += ones @ block
+        self._pixels += image.shape[0] * image.shape[1]
+
+    def sums(self) -> Sums:
+        """The sums so far."""
+        by_channel = (s.reshape(-1, self._channels).sum(0) for s in (self._total, self._squares))
+        total, squares = ([int(value) for value in sums] for sums in by_channel)
+        return Sums(self._pixels, total, squares)

@@ -86,6 +86,7 @@ class H5Writer:
             else:
                 chunks = (min(len(values), _COLUMN_CHUNK_ROWS), *values.shape[1:])
                 self._h5.create_dataset(name, data=values, chunks=chunks, fletcher32=True)
+            self._guard.check()
         stored = self._image.id.get_num_chunks()
         self._close()
         if stored != self.chunks:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardwright.convert.environment import environment
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.stats import Sums
+from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.store import ShardWriter, shard_file, shard_writer
 from shardwright.datasets.layout import Shard
 from shardwright.datasets.pixels import Picture, Pixels, decode
@@ -89,7 +89,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
 
 
 def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
-    rows = _Rows()
+    rows = _Rows(task.options.image_shape)
     findings: list[Finding] = []
     chunk = np.zeros(
         (min(task.options.store.chunk_rows, len(task.paths)), *task.options.image_shape), np.uint8
@@ -124,7 +124,7 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
         shard=Shard(len(rows.ids), files, (), writer.chunks, writer.compressed_chunks),
         temporary=tuple(temporary.values()),
         findings=tuple(findings),
-        sums=rows.sums,
+        sums=rows.summing.sums(),
         saved_bytes=writer.saved_bytes,
         environment=environment(),
     )
@@ -140,13 +140,13 @@ def _read(path: Path) -> bytes:
 class _Rows:
     """The small columns of a shard, gathered row by row."""
 
-    def __init__(self) -> None:
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
         self.ids: list[str] = []
         self.labels: list[int] = []
         self.crcs: list[int] = []
         self.digests: list[bytes] = []
         self.shapes: list[tuple[int, int]] = []
-        self.sums = Sums()
+        self.summing = Summing(image_shape)
 
     def add(self, id: str, label: int, data: bytes, picture: Picture, pixels: Pixels) -> None:
         self.ids.append(id)
@@ -154,7 +154,7 @@ class _Rows:
         self.crcs.append(zlib.crc32(pixels))
         self.digests.append(hashlib.sha256(data).digest())
         self.shapes.append(picture.source_shape)
-        self.sums.add(pixels)
+        self.summing.add(pixels)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         return {
