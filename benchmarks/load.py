@@ -55,7 +55,11 @@ CLAIMS = [
     Claim("npy, exact", "FFCV raw RANDOM", 1.2),
     Claim("raw HDF5, exact", "bare row gather, HDF5", 0.9),
     Claim("npy, exact", "bare row gather, npy", 0.9),
+    Claim("raw HDF5, exact, mapped", "FFCV raw RANDOM", 1.2),
+    Claim("npy, exact, mapped", "FFCV raw RANDOM", 1.2),
+    Claim("raw HDF5, exact, mapped", "bare row copies from a map", 0.9),
     Claim("raw HDF5, block", "FFCV raw SEQUENTIAL", 1.1),
+    Claim("raw HDF5, block, mapped", "FFCV raw SEQUENTIAL", 1.1),
     Claim("raw HDF5, block", "bare chunk read", 0.9),
     Claim("LZF, block", "bare lzf_decode", 0.9),
     Claim("LZF, block", "h5py, 2 processes, LZF chunks", 2.5),
@@ -99,8 +103,10 @@ def prepare() -> tuple[dict[str, Path], Path]:
 def rows_of(folders: dict[str, Path], images: Path, threads: int, cold: bool) -> list[Row]:
     """All rows, in the order in which a round runs them."""
 
-    def ours(name: str, order: Any, verify: Any = "first") -> Callable[[int], float]:
-        options = LoaderOptions(engine="threads", workers=threads, shuffle_by=order, quiet=True)
+    def ours(name: str, order: Any, verify: Any = "first", mapped: bool = False) -> Callable[[int], float]:
+        options = LoaderOptions(
+            engine="threads", workers=threads, shuffle_by=order, memory_map=mapped, quiet=True
+        )
         dataset = open_dataset(folders[name], verify=verify)
         loader = make_loader(dataset, BATCH, shuffle=True, drop_last=True, options=options)
         return lambda _: baselines.over(loader)
@@ -122,6 +128,10 @@ def rows_of(folders: dict[str, Path], images: Path, threads: int, cold: bool) ->
         Row("bare row gather, HDF5", lambda epoch: baselines.bare_rows(raw, threads, epoch)),
         Row("npy, exact", ours("npy", "exact")),
         Row("bare row gather, npy", lambda epoch: baselines.bare_rows(npy, threads, epoch)),
+        Row("raw HDF5, exact, mapped", ours("raw", "exact", mapped=True)),
+        Row("npy, exact, mapped", ours("npy", "exact", mapped=True)),
+        Row("bare row copies from a map", lambda epoch: baselines.bare_mapped_rows(raw, threads, epoch)),
+        Row("raw HDF5, block, mapped", ours("raw", "block", mapped=True)),
         Row("raw HDF5, block", ours("raw", "block")),
         Row("bare chunk read", lambda epoch: baselines.bare_chunks(raw, threads, epoch)),
         Row("npy, block", ours("npy", "block")),

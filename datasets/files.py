@@ -1,5 +1,6 @@
 """Files of shards, kept open in a bounded number, and whole reads from them."""
 
+import mmap
 import os
 import stat
 import threading
@@ -92,6 +93,15 @@ def open_checked(path: Path, expected_bytes: int) -> int:
         os.close(fd)
         raise ShardError(f"'{path}' has {status.st_size} bytes, its manifest says {expected_bytes}. {CURE}")
     return fd
+
+
+def map_file(path: Path, expected_bytes: int) -> Bytes:
+    """The file ``path`` as a read-only array (expected_bytes,) over a memory map; errors as `open_checked`."""
+    fd = open_checked(path, expected_bytes)
+    try:
+        return np.frombuffer(mmap.mmap(fd, expected_bytes, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(fd)
 
 
 def read_into(fd: int, buffers: Sequence[Bytes], offset: int) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.datasets import codecs
-from shardwright.datasets.files import CURE, FileCache, is_cached, read_into, will_need
+from shardwright.datasets.files import CURE, FileCache, is_cached, map_file, read_into, will_need
 from shardwright.datasets.layout import Manifest, ShardFile
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.datasets.shards import FinishedShard, finished_shard
@@ -50,6 +50,7 @@ class Reader:
         self.rows = RowMap(manifest.shards)
         self.row_bytes = int(np.prod(manifest.image_shape))
         self._files = FileCache()
+        self._maps: dict[int, Pixels] = {}
         self._kept, self._scratch = _Kept(KEPT_BYTES), _Scratch()
         shards = len(manifest.shards)
         chunks = np.array([shard.chunks for shard in manifest.shards], np.int64)
@@ -93,11 +94,15 @@ class Reader:
             found[at] = values
         return np.empty(0, object) if found is None else found
 
-    def images(self, index: Index, out: Sequence[Pixels], *, keep: bool = True) -> None:
+    def images(self, index: Index, out: Sequence[Pixels], *, keep: bool = True, mapped: bool = False) -> None:
         """Read the images at ``index`` (n,), each into its entry of ``out``: flat uint8, the bytes of a row.
 
         Each run of neighbouring raw rows is one read, each compressed chunk is decoded once. With ``keep``
         the chunks decoded last are kept for later calls, which may ask for other rows of theirs.
+
+        With ``mapped`` raw rows are copied from memory maps of the files, which stay: faster than `preadv`
+        where the pages are in memory. But the pages then count as this process's, and a file that is cut
+        short, or a disk that fails, ends the process with SIGBUS.
 
         Raises
         ------
@@ -111,7 +116,7 @@ class Reader:
         if not compressed.all():
             raw = np.flatnonzero(~compressed)
             offset = self._offset[chunk[raw]] + row_in_chunk[raw] * self.row_bytes
-            self._read_raw(shard[raw], offset, raw, out)
+            (self._copy_raw if mapped else self._read_raw)(shard[raw], offset, raw, out)
         self._check(slot, out)
 
     def will_need(self, index: Index) -> bool:
@@ -202,6 +207,17 @@ class Reader:
                         raise ShardError(
                             f"'{self._file(int(shard[start]))[0]}' ends before its row at byte {offsets[start]}. {CURE}"
                         )
+
+    def _copy_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
+        maps = {number: self._map(number) for number in np.unique(shard).tolist()}
+        for number, start, i in zip(shard.tolist(), offset.tolist(), at.tolist(), strict=True):
+            np.copyto(out[i], maps[number][start : start + self.row_bytes])
+
+    def _map(self, shard: int) -> Pixels:
+        found = self._maps.get(shard)
+        if found is None:
+            found = self._maps[shard] = map_file(*self._file(shard))
+        return found
 
     def _read_compressed(
         self, shard: Index, chunk: Index, row_in_chunk: Index, at: Index, out: Sequence[Pixels], keep: bool

@@ -79,7 +79,7 @@ class Loader(DataLoader[Any]):
             multiprocessing_context=options.start_method if processes else None,
         )
         self.batches = batches
-        self._ahead = options.prefetch_batches
+        self._options = options
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
         spare = options.prefetch_batches + 2
         image_bytes = int(np.prod(dataset.manifest.image_shape))
@@ -102,7 +102,8 @@ class Loader(DataLoader[Any]):
             drop_last=batches.drop_last,
             blocks=None if self.plan.order == "exact" else batches.blocks,
             threads=self.plan.workers,
-            ahead=self._ahead,
+            ahead=self._options.prefetch_batches,
+            memory_map=self._options.memory_map,
         )
         return map(self._collated, ahead)
 

@@ -63,8 +63,8 @@ class _Task:
 class _Crew:
     """Threads that do tasks. Knows no iterator, so that an iterator can be forgotten while they run."""
 
-    def __init__(self, reader: Reader, threads: int) -> None:
-        self.reader = reader
+    def __init__(self, reader: Reader, threads: int, memory_map: bool) -> None:
+        self.reader, self.memory_map = reader, memory_map
         self.cold = False
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads = [
@@ -102,7 +102,7 @@ class _Crew:
         error: BaseException | None = None
         start = time.perf_counter()
         try:
-            self.reader.images(task.indices, task.out, keep=False)
+            self.reader.images(task.indices, task.out, keep=False, mapped=self.memory_map)
         except BaseException as e:  # it is raised where the batch is handed out
             error = e
         seconds = time.perf_counter() - start
@@ -128,6 +128,8 @@ class ReadAhead:
     ahead
         Batches that are read, or being read, beside the one handed out. In block order whole groups are
         read, so that up to two groups come on top.
+    memory_map
+        Copy raw rows from memory maps of the shards.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class ReadAhead:
         blocks: Index | None,
         threads: int,
         ahead: int,
+        memory_map: bool = False,
     ) -> None:
         self._dataset, self._epoch, self._pool = dataset, epoch, pool
         self._batch_size, self._blocks = batch_size, blocks
@@ -151,7 +154,7 @@ class ReadAhead:
         self._next = 0
         self._planned = 0  # the tasks of positions before this were handed to the crew
         self._found_warm = 0
-        self._crew = _Crew(dataset.reader, threads)
+        self._crew = _Crew(dataset.reader, threads, memory_map)
         self.close = weakref.finalize(self, self._crew.stop)
 
     def __iter__(self) -> Iterator[tuple[Index, SampleBatch]]:

@@ -286,6 +286,12 @@ def test_info(command: Command, made: Path) -> None:
     assert "  mean: " in words
 
 
+def test_stats_are_those_of_all_shards(command: Command, source: Path, out: Path) -> None:
+    command("convert", source, out, "--size", 16, "--chunk-rows", 2)
+    found = json.loads(command("info", out, "--stats", "--json").out)
+    assert (found["shards"], found["images_per_class"]) == (5, {"a": 5, "b": 5})
+
+
 def test_info_of_splits(command: Command, splits: Path) -> None:
     words = command("info", splits).out
     assert words.index("[train]") < words.index("2 images") < words.index("[val]") < words.index("1 images")

@@ -24,7 +24,7 @@ from PIL import Image
 
 from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, run
 from shardwright.convert.store import shard_writer
-from shardwright.convert.write import ShardTask, write_shard
+from shardwright.convert.write import ShardRecord, ShardTask, write_shard
 from shardwright.datasets.ids import path_to_id
 from shardwright.datasets.layout import Storage
 from shardwright.errors import OutputError, ShardwrightError, SourceError, UsageError
@@ -70,7 +70,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options_for(storage: Storage, jobs: int | None = None) -> ConvertOptions:
-    return replace(SMALL, store=replace(SMALL.store, format=storage), jobs=jobs)
+    """Shards of three chunks of eight rows."""
+    three_chunks = 3 * 8 * SMALL.row_bytes / 2**20
+    return replace(SMALL, store=StoreOptions(storage, 8, shard_mib=three_chunks), jobs=jobs)
 
 
 @pytest.fixture(scope="module", params=get_args(Storage))
@@ -187,25 +189,30 @@ def test_the_report_says_what_and_why(done: Conversion, source: Path) -> None:
     assert (done.rejected, len(done.findings)) == (6, 8)
 
 
-def test_chunks_are_whole_and_some_are_packed(done: Conversion, storage: Storage) -> None:
+def test_shards_are_whole_chunks_and_some_are_packed(done: Conversion, storage: Storage) -> None:
     shards = done.manifest.shards
-    assert all(shard.rows % 8 == 0 or shard.rows < 8 for shard in shards)
     assert [shard.files[0].name.split(".")[0] for shard in shards] == [
-        f"shards/000001-{k:05d}" for k in range(16)
+        f"shards/000001-{k:05d}" for k in range(6)
     ]
+    assert [shard.chunks for shard in shards] == [3, 3, 3, 3, 3, 1]
+    assert all(16 < shard.rows <= 24 for shard in shards[:-1])
     packed = sum(shard.compressed_chunks for shard in shards)
-    assert packed == 0 if storage == "npy" else 0 < packed < sum(shard.chunks for shard in shards)
+    assert packed == 0 if storage == "npy" else 0 < packed < 16
 
 
 def test_chunks_end_with_zeros(done: Conversion, storage: Storage) -> None:
     """Where a picture was rejected, the last chunk of its shard has rows to spare."""
+    spare = 0
     for shard in done.manifest.shards if storage == "hdf5" else ():
         with h5py.File(done.folder / shard.files[0].name) as file:
-            image, spare = file["image"], file["image"].chunks[0] - shard.rows
-            mask, payload = image.id.read_direct_chunk((0, 0, 0, 0))
+            image = file["image"]
+            first = (shard.chunks - 1) * image.chunks[0]
+            mask, payload = image.id.read_direct_chunk((first, 0, 0, 0))
         if mask:  # raw, with a checksum of four bytes
-            assert not any(payload[:-4][shard.rows * SIZE * SIZE * 3 :])
-            assert len(payload) == (shard.rows + spare) * SIZE * SIZE * 3 + 4
+            pixels = np.frombuffer(payload[:-4], np.uint8).reshape(-1, SIZE, SIZE, 3)
+            assert not pixels[shard.rows - first :].any()
+            spare += len(pixels) - (shard.rows - first)
+    assert spare > 0 or storage == "npy"
 
 
 def test_nothing_else_is_left(done: Conversion) -> None:
@@ -417,7 +424,9 @@ def test_impossible_paths_are_a_usage_error(
 def test_a_run_that_fails_leaves_the_version_before(
     small: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object) -> ShardRecord:
+        if failing == "run.write_shard":  # in a worker: it raises nothing
+            return ShardRecord(0, error=(errno.ENOSPC, "No space left on device"))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = hashes(small / "out")

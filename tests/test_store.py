@@ -227,6 +227,15 @@ class TestGuardedFile:
                     file.check()
         assert (tmp_path / "x").read_bytes() == b"abc"
 
+    def test_what_was_not_written_is_read_as_zeros(self, tmp_path: Path) -> None:
+        """HDF5 would take anything else that its memory holds for its own structures."""
+        with GuardedFile(tmp_path / "x") as file:
+            file.write(b"abc")
+            file.seek(1)
+            memory = bytearray(b"\xff" * 6)
+            assert file.readinto(memory) == 6
+            assert memory == b"bc\0\0\0\0"
+
     @pytest.mark.parametrize("format", ["hdf5", "npy"])
     def test_a_limit_of_the_system_is_an_error_like_others(
         self, tmp_path: Path, format: str, python: Any

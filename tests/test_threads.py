@@ -56,6 +56,15 @@ def test_all_batches_of_two_epochs_kept_hold_their_pixels(built: Built, order: s
     assert all(known[image] == label for image, label in pixels)
 
 
+@pytest.mark.parametrize("order", ["exact", "block"])
+def test_from_memory_maps(built: Built, order: str) -> None:
+    known = {image.tobytes(): int(label) for image, label in zip(built.images, built.labels, strict=True)}
+    for images, labels in loader_of(built, order, memory_map=True):
+        for image, label in zip(images.permute(0, 2, 3, 1).numpy(), labels.tolist(), strict=True):
+            assert known.pop(image.tobytes()) == label
+    assert not known
+
+
 def test_a_view_keeps_its_batch(built: Built) -> None:
     loader = loader_of(built, "exact")
     views = [images[3, 1] for images, _ in loader]
