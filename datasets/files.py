@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import resource
 import stat
 import threading
 from collections import OrderedDict
@@ -25,15 +26,21 @@ class FileCache:
     A file in use by some thread is never closed under it (its number could be taken by another file,
     and wrong pixels be read). More threads than ``limit`` reading different files go above it for as
     long as they read.
+
+    Parameters
+    ----------
+    limit
+        None: a quarter of the files that this process may open, at most 512.
     """
 
-    def __init__(self, limit: int = 32) -> None:
-        self.limit = limit
+    def __init__(self, limit: int | None = None) -> None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.limit = limit or max(1, min(512, allowed // 4 if allowed != resource.RLIM_INFINITY else 512))
         self._lock = threading.Lock()
-        self._open: OrderedDict[Path, list[int]] = OrderedDict()  # path -> [fd, users]
+        self._open: OrderedDict[int, list[int]] = OrderedDict()  # key -> [fd, users]
 
-    def acquire(self, path: Path, expected_bytes: int) -> int:
-        """A file descriptor of ``path``, open for reading until `release`.
+    def acquire(self, key: int, path: Path, expected_bytes: int) -> int:
+        """A file descriptor of ``path``, open for reading until `release` of its ``key``.
 
         Raises
         ------
@@ -41,25 +48,25 @@ class FileCache:
             The file is missing, cannot be opened, or has not ``expected_bytes``.
         """
         with self._lock:
-            entry = self._open.get(path)
+            entry = self._open.get(key)
             if entry is None:
                 while len(self._open) >= self.limit and self._close_one():
                     pass
-                entry = self._open[path] = [open_checked(path, expected_bytes), 0]
+                entry = self._open[key] = [open_checked(path, expected_bytes), 0]
             else:
-                self._open.move_to_end(path)
+                self._open.move_to_end(key)
             entry[1] += 1
             return entry[0]
 
-    def release(self, path: Path) -> None:
-        """End a use of ``path``; the file stays open as long as there is room."""
+    def release(self, key: int) -> None:
+        """End a use of the file; it stays open as long as there is room."""
         with self._lock:
-            self._open[path][1] -= 1
+            self._open[key][1] -= 1
 
     def _close_one(self) -> bool:
-        for path, (fd, users) in self._open.items():
+        for key, (fd, users) in self._open.items():
             if not users:
-                del self._open[path]
+                del self._open[key]
                 os.close(fd)
                 return True
         return False

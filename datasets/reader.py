@@ -5,6 +5,7 @@ One reader belongs to one process. It may be used by many threads at once: bytes
 """
 
 import itertools
+import os
 import threading
 import zlib
 from collections import OrderedDict
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from shardwright.datasets import codecs
 from shardwright.datasets.files import CURE, FileCache, is_cached, map_file, read_into, will_need
-from shardwright.datasets.layout import Manifest, ShardFile
+from shardwright.datasets.layout import Manifest
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.datasets.shards import FinishedShard, finished_shard
 from shardwright.errors import FormatError, ShardError
@@ -60,7 +61,7 @@ class Reader:
         self._opening = threading.Lock()
         self._opened = np.zeros(shards, np.bool_)
         self._chunk_rows = np.ones(shards, np.int64)
-        self._image_file: list[ShardFile | None] = [None] * shards
+        self._image_file: list[tuple[Path, int] | None] = [None] * shards
         self._codec: list[str | None] = [None] * shards
         # Filled as shards are opened; pages that nobody touched take no memory.
         self._offset = np.empty(self._first_chunk[-1], np.int64)
@@ -172,27 +173,28 @@ class Reader:
         self._offset[chunks], self._size[chunks] = index.offsets, index.sizes
         self._compressed[chunks] = index.compressed
         self._chunk_rows[number] = index.chunk_rows
-        self._image_file[number], self._codec[number] = index.file, index.codec
+        self._image_file[number] = self.folder / index.file.name, index.file.bytes
+        self._codec[number] = index.codec
         self._label[slots], self._crc[slots] = opened.labels, opened.crc32
         self._opened[number] = True  # last: other threads look at nothing but this
 
     @contextmanager
     def _image(self, shard: int) -> Iterator[int]:
         """A file descriptor of the file that holds the images of ``shard``."""
-        path, size = self._file(shard)
-        fd = self._files.acquire(path, size)
+        fd = self._files.acquire(shard, *self._file(shard))
         try:
             yield fd
         finally:
-            self._files.release(path)
+            self._files.release(shard)
 
     def _file(self, shard: int) -> tuple[Path, int]:
         file = self._image_file[shard]
         if file is None:
             raise RuntimeError(f"shard {shard} was not opened")
-        return self.folder / file.name, file.bytes
+        return file
 
     def _read_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
+        preadv = os.preadv
         order = np.lexsort((offset, shard))
         shard, offset, at = shard[order], offset[order], at[order]
         new_shard = np.diff(shard, prepend=-1) != 0
@@ -201,12 +203,19 @@ class Reader:
         runs = [*np.flatnonzero(new_run).tolist(), len(rows)]
         firsts = np.flatnonzero(new_shard[runs[:-1]]).tolist()
         for first, last in itertools.pairwise([*firsts, len(runs) - 1]):
-            with self._image(int(shard[runs[first]])) as fd:
+            number = int(shard[runs[first]])
+            fd = self._files.acquire(number, *self._file(number))
+            try:
                 for start, end in itertools.pairwise(runs[first : last + 1]):
+                    # One row is by far the commonest run, and the rest of Python's work holds up other threads.
+                    if end - start == 1 and preadv(fd, (out[rows[start]],), offsets[start]) == self.row_bytes:
+                        continue
                     if not read_into(fd, [out[i] for i in rows[start:end]], offsets[start]):
                         raise ShardError(
-                            f"'{self._file(int(shard[start]))[0]}' ends before its row at byte {offsets[start]}. {CURE}"
+                            f"'{self._file(number)[0]}' ends before its row at byte {offsets[start]}. {CURE}"
                         )
+            finally:
+                self._files.release(number)
 
     def _copy_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
         maps = {number: self._map(number) for number in np.unique(shard).tolist()}

@@ -39,16 +39,26 @@ class _Batch:
     tensor: torch.Tensor
     rows: list[Pixels]
     error: BaseException | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    done: threading.Event = field(default_factory=threading.Event)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+    # Held until all rows are there: to wait for a lock takes a tenth of what a threading.Event takes.
+    _coming: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._coming.acquire()
 
     def arrived(self, rows: int, error: BaseException | None) -> None:
         """Count ``rows`` as read, or failed."""
-        with self.lock:
+        with self._counting:
             self.missing -= rows
             self.error = self.error or error
             if not self.missing:
-                self.done.set()
+                self._coming.release()
+
+    def wait(self) -> None:
+        """Wait until all rows are there, or raise what kept one of them away."""
+        self._coming.acquire()
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +177,7 @@ class ReadAhead:
         try:
             self._plan()
             batch = self._batches.pop(self._next)
-            batch.done.wait()
-            if batch.error is not None:
-                raise batch.error
+            batch.wait()
             self._next += 1
             return batch.indices, self._dataset.assembled(batch.indices, batch.tensor)
         except BaseException:
@@ -199,11 +207,19 @@ class ReadAhead:
                 self._crew.do(task)
 
     def _task(self, positions: Index) -> _Task:
+        indices = self._epoch.indices[positions].astype(np.int64)
+        if (
+            len(positions) == self._batch_size
+            and positions[0] % self._batch_size == 0
+            and self._blocks is None
+        ):
+            batch = self._batch(int(positions[0]) // self._batch_size)  # the whole of one: no need to look
+            return _Task(indices, batch.rows, [(batch, len(positions))])
         numbers, places = np.divmod(positions, self._batch_size)
         batches = {number: self._batch(number) for number in np.unique(numbers).tolist()}
         out = [batches[n].rows[p] for n, p in zip(numbers.tolist(), places.tolist(), strict=True)]
         parts = [(batch, int((numbers == number).sum())) for number, batch in batches.items()]
-        return _Task(self._epoch.indices[positions].astype(np.int64), out, parts)
+        return _Task(indices, out, parts)
 
     def _batch(self, number: int) -> _Batch:
         batch = self._batches.get(number)
