@@ -214,7 +214,7 @@ def profile_of(tasks: Sequence[write.ShardTask]) -> dict[str, float]:
         "decode": decoders,
         "resize": of(pixels.fit),
         "CRC-32 of the row": below(write._Rows.add, "crc32"),
-        "mean and deviation": of(stats.Sums.add),
+        "mean and deviation": of(stats.Summing.add),
         "LZF, probe of the chunk": probe,
         "LZF or gzip, encode": of(encode.encode_chunk) - probe - checksum,
         "fletcher32 of the chunk": checksum,

@@ -87,6 +87,7 @@ class Output:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._missing = [f for f in (folder, *folder.parents) if not f.exists()]
         self.state = folder / WORK_FOLDER
         self.work = self.state / "work"
 
@@ -109,11 +110,11 @@ class Output:
         return total
 
     def abandon(self) -> None:
-        """Remove work in progress, and the folders too where no version was ever published."""
+        """Remove work in progress, and where no version was published, the folders that it made."""
         self.forget_work()
         if not (self.folder / "manifest.json").exists():
-            for folder in (self.folder / SHARDS_FOLDER, self.state, self.folder):
-                if folder.is_dir() and not os.listdir(folder):
+            for folder in (self.folder / SHARDS_FOLDER, self.state, *self._missing):
+                with suppress(OSError):  # missing, or not empty
                     folder.rmdir()
 
     def publish(

@@ -139,8 +139,6 @@ def convert(
         finally:
             for part in todo:
                 part.output.abandon()
-            if out.is_dir() and not any(out.iterdir()):
-                out.rmdir()
     return [_unchanged(part) for part in parts]
 
 

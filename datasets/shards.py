@@ -158,11 +158,9 @@ class H5Shard(FinishedShard):
     def _column(self, h5: h5py.File, name: str, rows: Array | None) -> Array:
         column = self.columns[name]
         dataset = self._dataset(h5, column)
-        try:
-            found = (dataset.asstr() if column.kind == "id" else dataset)[... if rows is None else rows]
-        except (OSError, ValueError) as error:
-            raise ShardError(f"'{self.path(0)}': column {name!r} cannot be read: {error}. {CURE}") from error
-        return np.asarray(found)
+        return np.asarray(
+            (dataset.asstr() if column.kind == "id" else dataset)[... if rows is None else rows]
+        )
 
     @contextmanager
     def _open(self) -> Iterator[h5py.File]:
@@ -171,20 +169,18 @@ class H5Shard(FinishedShard):
         # beside one that this process holds by plain h5py.
         with os.fdopen(self._checked_file(self.shard.files[0]), "rb", buffering=0) as stream:
             try:
-                h5 = h5py.File(stream, "r")
-            except OSError as error:
+                with h5py.File(stream, "r") as h5:
+                    yield h5
+            except ShardError:
+                raise
+            except Exception as error:  # damaged metadata make HDF5 and h5py raise almost anything
                 raise ShardError(f"'{path}' cannot be read as HDF5: {error}. {CURE}") from error
-            with h5:
-                yield h5
 
     def _dataset(self, h5: h5py.File, column: Column) -> h5py.Dataset:
         path = self.path(0)
-        try:
-            if not isinstance(h5.get(column.name, getlink=True), h5py.HardLink):
-                raise KeyError(column.name)
-            dataset = h5[column.name]
-        except (KeyError, OSError, RuntimeError) as error:
-            raise ShardError(f"'{path}' has no data set '{column.name}'. {CURE}") from error
+        if not isinstance(h5.get(column.name, getlink=True), h5py.HardLink):
+            raise ShardError(f"'{path}' has no data set '{column.name}' of its own. {CURE}")
+        dataset = h5[column.name]
         if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:
             raise ShardError(f"'{path}': '{column.name}' does not lie in the file itself: refused")
         self._expect(f"shape of '{column.name}'", dataset.shape, (self.shard.rows, *column.shape), path)
@@ -246,7 +242,7 @@ class NpyShard(FinishedShard):
                 if version != (1, 0):
                     raise ValueError(f"version {version} of the npy format")
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            except ValueError as error:
+            except Exception as error:  # a damaged header makes NumPy's parser raise almost anything
                 raise ShardError(f"'{path}' cannot be read as npy: {error}. {CURE}") from error
             start = stream.tell()
         self._expect("shape", shape, (self.shard.rows, *column.shape), path)

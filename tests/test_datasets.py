@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -290,3 +292,21 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
     build(tmp_path / "out" / "val")
     with pytest.raises(FormatError, match=r"open one of them, .*out/train', .*out/val'"):
         open_dataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize("storage", ["hdf5", "npy"])
+def test_any_damage_to_a_header_is_a_shard_error(tmp_path: Path, storage: Any) -> None:
+    """Flipped bytes in the first kilobytes, where HDF5 and npy keep what they know of the data."""
+    built = build(tmp_path / "set", storage, rows=20)
+    file = built.folder / built.manifest.shards[0].files[0].name
+    sound = file.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        damaged = bytearray(sound)
+        at = int(rng.integers(0, 128 if storage == "npy" else 2500))
+        damaged[at] ^= int(rng.integers(1, 256))
+        file.write_bytes(damaged)
+        with suppress(ShardError):
+            images, labels = open_dataset(built.folder).read_batch(range(20)).columns
+            np.testing.assert_array_equal(images.permute(0, 2, 3, 1), built.images)
+            np.testing.assert_array_equal(labels, built.labels)
