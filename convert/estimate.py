@@ -1,7 +1,6 @@
 """What a conversion would do, without doing it: counts, bytes, and a time from a few pictures."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,19 @@ _TRIED = 24
 _DECODING_SHARE = 0.75
 
 
-def estimate(scans: Mapping[str, Scan], options: ConvertOptions) -> dict[str, dict[str, Any]]:
-    """Split -> JSON values: files, classes, skipped, shards, bytes (at most) and seconds (about)."""
+def estimate(tree: Scan, options: ConvertOptions) -> dict[str, Any]:
+    """JSON values: files, classes, skipped, shards, bytes (at most) and seconds (about)."""
     jobs = options.jobs or joblib.cpu_count()
-    found = {}
-    for split, tree in scans.items():
-        shards = -(-len(tree) // options.store.rows_per_shard(len(tree), options.row_bytes))
-        found[split] = {
-            "files": len(tree),
-            "classes": len(tree.classes),
-            "no_class": len(tree.no_class),
-            "skipped": tree.skipped,
-            "source_bytes": int(tree.sizes.sum()),
-            "shards": shards,
-            "bytes_at_most": len(tree) * options.row_bytes,
-            "seconds_about": round(_seconds_a_picture(tree, options) * len(tree) / jobs / _DECODING_SHARE, 1),
-        }
-    return found
+    return {
+        "files": len(tree),
+        "classes": len(tree.classes),
+        "no_class": len(tree.no_class),
+        "skipped": tree.skipped,
+        "source_bytes": int(tree.sizes.sum()),
+        "shards": -(-len(tree) // options.store.rows_per_shard(len(tree), options.row_bytes)),
+        "bytes_at_most": len(tree) * options.row_bytes,
+        "seconds_about": round(_seconds_a_picture(tree, options) * len(tree) / jobs / _DECODING_SHARE, 1),
+    }
 
 
 def _seconds_a_picture(tree: Scan, options: ConvertOptions) -> float:

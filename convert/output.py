@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,14 @@ from pathlib import Path
 
 from shardwright.convert.write import Finding
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER, Manifest, report_name
-from shardwright.datasets.manifest import replace_file, sync_folder, write_manifest
+from shardwright.datasets.manifest import (
+    newest_version,
+    read_manifest,
+    replace_file,
+    sync_folder,
+    versions_of,
+    write_manifest,
+)
 from shardwright.errors import OutputError, UsageError
 
 _OURS = ("manifest-", "report-")
@@ -58,9 +66,9 @@ def check_output(out: Path, splits: Sequence[str]) -> None:
         return
     if "manifest.json" in names:
         raise OutputError(f"the output '{out}' holds one data set, the source has splits: use another output")
-    if foreign := sorted(names - set(SPLIT_NAMES)):
+    if foreign := sorted(names - {*SPLIT_NAMES, WORK_FOLDER}):
         raise OutputError(_foreign(out, foreign))
-    for split in sorted(names):
+    for split in sorted(names - {WORK_FOLDER}):
         if not (out / split).is_dir():
             raise OutputError(_foreign(out, [split]))
         _check_data_set(out / split, set(os.listdir(out / split)))
@@ -87,9 +95,9 @@ class Output:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._missing = [f for f in (folder, *folder.parents) if not f.exists()]
         self.state = folder / WORK_FOLDER
-        self.work = self.state / "work"
+        # Of this run alone: what a worker of a killed run may still do in its own harms nobody.
+        self.work = self.state / f"work-{os.getpid()}-{secrets.token_hex(4)}"
 
     def begin(self) -> None:
         """Make the folders, and empty the work folder of what a killed run left."""
@@ -98,8 +106,9 @@ class Output:
         (self.folder / SHARDS_FOLDER).mkdir(exist_ok=True)
 
     def forget_work(self) -> None:
-        """Remove work in progress."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        """Remove work in progress, also that of killed runs."""
+        for folder in self.state.glob("work-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def bytes_under_way(self) -> int:
         """Bytes written so far, by finished workers and others: how far they are, without asking them."""
@@ -110,12 +119,21 @@ class Output:
         return total
 
     def abandon(self) -> None:
-        """Remove work in progress, and where no version was published, the folders that it made."""
+        """Remove work in progress, and where no version was published, the folders for it if they are empty."""
         self.forget_work()
         if not (self.folder / "manifest.json").exists():
-            for folder in (self.folder / SHARDS_FOLDER, self.state, *self._missing):
-                with suppress(OSError):  # missing, or not empty
+            for folder in (self.folder / SHARDS_FOLDER, self.state, self.folder):
+                with suppress(OSError):  # missing, not empty, or locked
                     folder.rmdir()
+
+    def settle(self) -> None:
+        """Finish publishing a version whose own manifest was written, and `manifest.json` not yet."""
+        if not self.folder.is_dir():
+            return
+        versions, newest = versions_of(self.folder), newest_version(self.folder) or 0
+        if versions and versions[-1] > newest:
+            self.state.mkdir(exist_ok=True)
+            write_manifest(self.folder, read_manifest(self.folder, versions[-1]))
 
     def publish(
         self, manifest: Manifest, temporary: Sequence[Path], findings: Sequence[Finding], fingerprint: str
@@ -127,12 +145,12 @@ class Output:
         sync_folder(self.folder / SHARDS_FOLDER)
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
-        write_manifest(self.folder, manifest)
         replace_file(
             self.state / _FINGERPRINT,
             json.dumps({"version": manifest.version, "fingerprint": fingerprint}).encode(),
             self.state,
         )
+        write_manifest(self.folder, manifest)
         self.forget_work()
 
     def fingerprint(self, version: int) -> str | None:

@@ -1,18 +1,24 @@
 """`convert`: a tree of pictures to a data set, or to one a split, in parallel."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
 from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from shardwright.convert.estimate import estimate
+from shardwright.convert.lock import one_writer
 from shardwright.convert.options import ConvertOptions
+from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.plan import ShardPlan, decide, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
@@ -109,6 +115,8 @@ def convert(
         ``source`` is no folder, or one of the two lies in the other.
     SourceError
         No pictures, or a tree that cannot be taken as it is.
+    LockedError
+        Another process writes to ``out``.
     OutputError
         ``out`` holds something else, was made with other options, or cannot be written.
     """
@@ -116,21 +124,23 @@ def convert(
     check_paths(source, out)
     splits = find_splits(source) if options.splits else []
     check_output(out, splits)
-    parts = list(_scan_parts(source, out, splits, options, progress))
-    for part in parts:
-        _decide(part, options)
-    todo = [part for part in parts if part.version is not None]
-    if todo:
+    with one_writer(out):
+        for split in splits or [""]:
+            Output(out / split).settle()
+        parts = _decided_parts(source, out, options, progress)
+        todo = [part for part in parts if part.version is not None]
         try:
-            with _workers(options) as submit:
-                for part in todo:
-                    _write_shards(part, options, progress, submit)
+            if todo:
+                with _workers(options) as submit:
+                    for part in todo:
+                        _write_shards(part, options, progress, submit)
             if options.strict:
-                _refuse_rejects(todo)
+                _refuse_rejects(parts)
             # All of them are made before one is published.
             manifests = {part.split: _manifest(part, options) for part in todo}
             return [
-                _publish(part, manifests[part.split]) if part in todo else _unchanged(part) for part in parts
+                _publish(part, manifests[part.split]) if part.split in manifests else _unchanged(part)
+                for part in parts
             ]
         except OSError as error:
             if isinstance(error, ShardwrightError):
@@ -139,7 +149,29 @@ def convert(
         finally:
             for part in todo:
                 part.output.abandon()
-    return [_unchanged(part) for part in parts]
+
+
+def dry_run(
+    source: Path, out: Path, options: ConvertOptions, progress: ProgressMaker = Silent
+) -> dict[str, dict[str, Any]]:
+    """Say what `convert` would do, and do nothing: split -> JSON values, ``version`` None for nothing to do.
+
+    Raises as `convert` does for what can be known before pictures are decoded.
+    """
+    check_paths(source, out)
+    check_output(out, find_splits(source) if options.splits else [])
+    return {
+        part.split: {"version": part.version, **estimate(part.scan, options)}
+        for part in _decided_parts(source, out, options, progress)
+    }
+
+
+def _decided_parts(source: Path, out: Path, options: ConvertOptions, progress: ProgressMaker) -> list[_Part]:
+    scans = scan_source(source, options, progress)
+    parts = [_Part(split, Output(out / split), found) for split, found in scans.items()]
+    for part in parts:
+        _decide(part, options)
+    return parts
 
 
 def scan_source(source: Path, options: ConvertOptions, progress: ProgressMaker = Silent) -> dict[str, Scan]:
@@ -159,13 +191,6 @@ def scan_source(source: Path, options: ConvertOptions, progress: ProgressMaker =
             if not len(found):
                 raise SourceError(_why_empty(found))
     return scans
-
-
-def _scan_parts(
-    source: Path, out: Path, splits: Sequence[str], options: ConvertOptions, progress: ProgressMaker
-) -> Iterator[_Part]:
-    for split, found in scan_source(source, options, progress).items():
-        yield _Part(split, Output(out / split), found)
 
 
 def _why_empty(found: Scan) -> str:
@@ -190,7 +215,12 @@ def _decide(part: _Part, options: ConvertOptions) -> None:
 @contextmanager
 def _workers(options: ConvertOptions) -> Iterator[Callable[[ShardTask], "Future[ShardRecord]"]]:
     """Processes of joblib's loky that write shards; they end with the context, whatever ended it."""
-    executor = ProcessPoolExecutor(max_workers=options.jobs or joblib.cpu_count(), env=_ONE_THREAD)
+    executor = ProcessPoolExecutor(
+        max_workers=options.jobs or joblib.cpu_count(),
+        env=_ONE_THREAD,
+        initializer=end_with_parent,
+        initargs=(os.getpid(),),
+    )
     try:
         yield lambda task: executor.submit(write_shard, task)
     finally:
@@ -205,10 +235,18 @@ def _write_shards(
 ) -> None:
     start = time.monotonic()
     part.output.begin()
-    pending = {submit(_task(part, plan, options)): len(plan.samples) for plan in part.plans}
+    # No more under way than one beside those at work: loky's executor cannot drop what it has not handed
+    # to a worker yet when it is stopped.
+    most = (options.jobs or joblib.cpu_count()) + 1
+    plans = iter(part.plans)
+    pending: dict[Future[ShardRecord], int] = {}
     done = shown = 0
     with progress(part.split or "convert", len(part.scan), "images") as bar:
-        while pending:
+        while True:
+            for plan in islice(plans, most - len(pending)):
+                pending[submit(_task(part, plan, options))] = len(plan.samples)
+            if not pending:
+                break
             finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
                 done += pending.pop(future)
@@ -256,6 +294,12 @@ def _findings(part: _Part) -> list[Finding]:
 
 
 def _refuse_rejects(parts: Sequence[_Part]) -> None:
+    for part in parts:
+        if part.version is None and part.newest is not None and part.newest.rejected:
+            raise SourceError(
+                f"--strict is set, and version {part.newest.version} of '{part.output.folder}' was made without "
+                f"{sum(part.newest.rejected.values())} pictures that were rejected: see its report"
+            )
     rejected = [f for part in parts for f in _findings(part) if f.verdict == "rejected"]
     if rejected:
         first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:5])
@@ -280,10 +324,17 @@ def _manifest(part: _Part, options: ConvertOptions) -> Manifest:
     for record in records:
         sums.merge(record.sums)
     shards = tuple(record.shard for record in records if record.shard is not None)
+    rows = sum(shard.rows for shard in shards)
+    if part.newest is not None and 2 * rows < part.newest.rows and not options.allow_shrink:
+        raise SourceError(
+            f"only {rows} of the {len(part.scan)} pictures in '{part.scan.root}' could be taken, version "
+            f"{part.newest.version} has {part.newest.rows}: nothing was published. '{findings[-1].id}': "
+            f"{findings[-1].reason}: {findings[-1].message}. If that is meant, use --allow-shrink"
+        )
     return Manifest(
         version=part.version or 1,
         storage=options.store.format,
-        rows=sum(shard.rows for shard in shards),
+        rows=rows,
         classes=part.scan.classes,
         columns=columns_of(*options.image_shape),
         shards=shards,
@@ -317,5 +368,6 @@ def _publish(part: _Part, manifest: Manifest) -> Conversion:
 
 
 def _unchanged(part: _Part) -> Conversion:
-    assert part.newest is not None  # decide() said that it is what was asked for
+    if part.newest is None:
+        raise RuntimeError(f"{part.output.folder}: no version, and none to make")
     return Conversion(part.split, part.output.folder, part.newest, False, int(part.scan.sizes.sum()))

@@ -102,6 +102,22 @@ def in_words(done: Conversion) -> list[str]:
     return lines
 
 
+def foreseen_in_words(found: dict[str, Any]) -> list[str]:
+    """What a dry run says, as lines for a person."""
+    if found["version"] is None:
+        return [f"up to date: {found['files']} pictures. Nothing to do."]
+    lines = [
+        f"version {found['version']} from {found['files']} pictures ({_mb(found['source_bytes'])}) in "
+        f"{found['classes']} classes",
+        f"  {found['shards']} shards, at most {_mb(found['bytes_at_most'])}, in about {found['seconds_about']:.0f} s",
+    ]
+    if found["no_class"]:
+        lines.append(f"  {found['no_class']} pictures lie in no class folder and would be rejected")
+    if found["skipped"]:
+        lines.append(f"  skipped, not pictures: {_counts(found['skipped'])}")
+    return lines
+
+
 def _counts(counts: Any) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 

@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +16,50 @@ import click
 from shardwright import __version__
 from shardwright.errors import ShardwrightError
 
-DONE, FAILED, WITH_REJECTS, INTERRUPTED = 0, 1, 3, 130
+FAILED, WITH_REJECTS, INTERRUPTED, TERMINATED = 1, 3, 130, 143
 
 
 class _Group(click.Group):
     """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj = {"debug": False}
         try:
-            return super().invoke(ctx)
-        except ShardwrightError as error:
-            if "--debug" in sys.argv:
+            with _terminable():
+                return super().invoke(ctx)
+        except (ShardwrightError, OSError) as error:
+            if isinstance(error, BrokenPipeError):  # the reader of our output had enough
+                raise
+            if ctx.obj["debug"]:
                 traceback.print_exc()
             click.echo(f"shardwright: {_printable(str(error))}", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("shardwright: interrupted; the same command again starts over", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
+        except (KeyboardInterrupt, _Terminated) as error:
+            terminated = isinstance(error, _Terminated)
+            click.echo(f"shardwright: {'terminated' if terminated else 'interrupted'}", err=True)
+            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came; by default it would end the process with its workers alive and its files in place."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `_Terminated` at SIGTERM; only the command line does, never a library call."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; cleaning up is not to be cut short
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _printable(text: str) -> str:
@@ -45,7 +75,13 @@ _folder = click.Path(path_type=Path)
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
 )
-_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
+_debug = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.obj.update(debug=value),
+    help="Show a traceback with an error.",
+)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -131,7 +167,7 @@ def convert(
 
     Exit codes: 0 done, or nothing to do; 1 failed; 2 usage; 3 done, with rejects.
     """
-    from shardwright.convert import estimate, output, progress, run, scan, summary
+    from shardwright.convert import progress, run, scan, summary
     from shardwright.convert.options import ConvertOptions, StoreOptions
     from shardwright.datasets.pixels import PixelOptions
 
@@ -149,9 +185,8 @@ def convert(
         jobs=jobs,
     )
     if dry_run:
-        output.check_paths(source, out)
-        found = estimate.estimate(run.scan_source(source, wanted, progress.for_stream()), wanted)
-        _print(found, as_json, lambda value: [f"{key}: {entry}" for key, entry in value.items()])
+        found = run.dry_run(source, out, wanted, progress.for_stream())
+        _print(found, as_json, summary.foreseen_in_words)
         return
     done = {c.split: c for c in run.convert(source, out, wanted, progress.for_stream())}
     if as_json:

@@ -25,6 +25,12 @@ class OutputError(ShardwrightError, OSError):
     """The output cannot be written: foreign files in it, other options, no space."""
 
 
+class LockedError(OutputError):
+    """Another process writes to the output."""
+
+    exit_code = 4
+
+
 class FormatError(ShardwrightError, ValueError):
     """A folder is not a data set, or its manifest is damaged, hostile or too new."""
 

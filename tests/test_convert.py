@@ -217,7 +217,7 @@ def test_chunks_end_with_zeros(done: Conversion, storage: Storage) -> None:
 
 def test_nothing_else_is_left(done: Conversion) -> None:
     files = {file.name for shard in done.manifest.shards for file in shard.files}
-    state = {".shardwright", ".shardwright/source.json", "shards"}
+    state = {".shardwright", ".shardwright/source.json", ".shardwright/lock", "shards"}
     assert hashes(done.folder).keys() == {
         "manifest.json",
         "manifest-000001.json",

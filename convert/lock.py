@@ -1,0 +1,73 @@
+"""One writer an output, by a lock that a dead process cannot hold."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shardwright.datasets.layout import SHARDS_FOLDER, WORK_FOLDER
+from shardwright.errors import LockedError, OutputError
+
+
+@contextmanager
+def one_writer(out: Path) -> Iterator[None]:
+    """Hold the output ``out``, made if it is missing, as its only writer.
+
+    Folders that this made go again with the context if they are empty then, or hold nothing but the lock.
+
+    Raises
+    ------
+    LockedError
+        Another process holds it. Names host, process and since when.
+    OutputError
+        The folder cannot be made or written.
+    """
+    state = out / WORK_FOLDER
+    missing = [folder for folder in (state, out, *out.parents) if not folder.exists()]
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        fd = _locked(state / "lock")
+    except OSError as error:
+        if isinstance(error, LockedError):
+            raise
+        raise OutputError(f"cannot write '{out}': {error.strerror}") from error
+    try:
+        holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%F %T %z")}
+        os.pwrite(fd, json.dumps(holder).encode(), 0)
+        yield
+    finally:
+        os.ftruncate(fd, 0)
+        if not any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER)) and missing:
+            (state / "lock").unlink()
+            for folder in missing:
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+        os.close(fd)
+
+
+def _locked(path: Path) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(fd, 4096, 0)
+            os.close(fd)
+            raise LockedError(_who(path.parent.parent, holder)) from error
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        os.close(fd)  # its last holder removed it between our two calls
+
+
+def _who(out: Path, holder: bytes) -> str:
+    try:
+        known = json.loads(holder)
+        who = f"process {known['process']} on {known['host']}, since {known['since']}"
+    except (ValueError, TypeError, KeyError):
+        who = "another process"
+    return f"the output '{out}' is held by {who}. Wait for it, or use another output"

@@ -1,0 +1,173 @@
+"""One writer at a time; what a killed, terminated or failed run leaves; what the next one makes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawing import jpeg, put
+
+from shardwright.convert import ConvertOptions, PixelOptions, convert, output
+from shardwright.convert.lock import one_writer
+from shardwright.datasets import open_dataset
+from shardwright.datasets.manifest import read_manifest
+from shardwright.errors import LockedError, OutputError, SourceError
+
+OPTIONS = ConvertOptions(pixels=PixelOptions(size=8))
+COMMAND = [
+    sys.executable,
+    "-m",
+    "shardwright",
+    "convert",
+    "--size",
+    "8",
+    "--shard-mib",
+    "0.002",
+    "--jobs",
+    "2",
+]
+
+
+def draw_tree(root: Path, pictures: int = 12) -> Path:
+    return put(root, {f"class{i % 3}/{i:04d}.jpg": jpeg(seed=i) for i in range(pictures)})
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return draw_tree(tmp_path / "tree")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def processes_naming(text: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if text in (entry / "cmdline").read_text() or text in (entry / "environ").read_text():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def test_a_held_output_names_its_holder(tree: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
+    with one_writer(tmp_path / "out"):
+        with pytest.raises(LockedError, match=rf"held by process {os.getpid()} on .*, since 20"):
+            convert(tree, tmp_path / "out", OPTIONS)
+        assert command("convert", tree, tmp_path / "out").code == 4
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with one_writer(tmp_path / "out"):
+        pass
+    assert list((tmp_path / "out").iterdir()) == []  # it was there before: it stays, as it was
+
+
+def test_a_lock_file_alone_holds_nobody(here: None, tree: Path, tmp_path: Path) -> None:
+    convert(tree, tmp_path / "out", OPTIONS)
+    (tmp_path / "out" / ".shardwright" / "lock").write_text(
+        json.dumps({"process": 1, "host": "x", "since": "y"})
+    )
+    assert not convert(tree, tmp_path / "out", OPTIONS)[0].made
+
+
+@pytest.mark.parametrize("step", ["rename", "sync_folder", "replace_file", "write_manifest"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_at_any_step_of_publishing(
+    here: None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+) -> None:
+    convert(tree, tmp_path / "undisturbed", OPTIONS)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(output.os if step == "rename" else output, step, fail)
+        with pytest.raises((OutputError, KeyboardInterrupt)):
+            convert(tree, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    convert(tree, tmp_path / "out", OPTIONS)
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+def test_a_version_whose_publishing_was_cut_short_is_finished(here: None, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(tree, out, OPTIONS)
+    before = everything(out)
+    (out / "manifest.json").unlink()  # as if the process had ended between the two
+    assert not convert(tree, out, OPTIONS)[0].made
+    assert everything(out) == before
+
+
+def test_pictures_lost_behind_links_are_not_published_away(here: None, tmp_path: Path) -> None:
+    behind = draw_tree(tmp_path / "behind")
+    for picture in sorted(behind.rglob("*.jpg")):
+        link = tmp_path / "tree" / picture.parent.name / picture.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(picture)
+    convert(tmp_path / "tree", tmp_path / "out", OPTIONS)
+    rows = read_manifest(tmp_path / "out").rows
+    for picture in sorted(behind.rglob("*.jpg"))[1:]:
+        picture.unlink()
+    with pytest.raises(SourceError, match=f"only 1 of the {rows} .*--allow-shrink"):
+        convert(tmp_path / "tree", tmp_path / "out", OPTIONS)
+    assert read_manifest(tmp_path / "out").version == 1
+
+
+def test_strict_looks_at_what_is_there_already(here: None, tree: Path, tmp_path: Path) -> None:
+    next(tree.rglob("*.jpg")).write_bytes(b"no picture")
+    convert(tree, tmp_path / "out", OPTIONS)
+    with pytest.raises(SourceError, match="version 1 of .* was made without 1 pictures"):
+        convert(tree, tmp_path / "out", ConvertOptions(pixels=PixelOptions(size=8), strict=True))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_everything(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    tree = draw_tree(tmp_path / "tree", pictures=400)
+    mark = f"SHARDWRIGHT_TEST_{os.getpid()}_{code}"
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [*COMMAND, str(tree), str(out)], stderr=subprocess.PIPE, env={**os.environ, mark: "1"}, text=True
+    ) as process:
+        while not list(out.glob(".shardwright/work-*/*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        start = time.monotonic()
+        _, said = process.communicate(timeout=20)
+        seconds = time.monotonic() - start
+    assert process.returncode == code
+    assert seconds < 5
+    assert "Traceback" not in said
+    assert said.count("shardwright: ") == 1
+    assert not out.exists()
+    assert processes_naming(mark) == []
+
+
+def test_a_killed_parent_takes_its_workers_along(tmp_path: Path) -> None:
+    tree = draw_tree(tmp_path / "tree", pictures=400)
+    mark = f"SHARDWRIGHT_TEST_{os.getpid()}_kill"
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [*COMMAND, str(tree), str(out)], stderr=subprocess.DEVNULL, env={**os.environ, mark: "1"}
+    ) as process:
+        while not list(out.glob(".shardwright/work-*/*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    end = time.monotonic() + 5
+    while processes_naming(mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert processes_naming(mark) == []
+    assert not (out / "manifest.json").exists()
+    subprocess.run([*COMMAND, str(tree), str(out)], check=True, capture_output=True)
+    assert len(open_dataset(out)) == 400
+    assert list(out.glob(".shardwright/work-*")) == []
