@@ -9,7 +9,7 @@ TYPING := build/typing/shardwright
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help convert train test check test-interop bench typing clean
+.PHONY: help convert train test check test-interop bench typing clean bench-load bench-start ffcv
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -63,6 +63,15 @@ typing:
 
 test-interop: $(READY) ## Other readers read our shards: old h5py, h5dump, Hugging Face; in environments of their own
 	$(BIN)/pytest -m interop --timeout 900
+
+bench-load: $(READY) ## Measure the loader against bare reads, h5py, and FFCV after `make ffcv`
+	$(BIN)/python benchmarks/load.py
+
+bench-start: $(READY) ## Measure the first batch of 1.28 million rows in 1,000 shards
+	$(BIN)/python -P benchmarks/start.py
+
+ffcv: ## FFCV in an environment of its own, for bench-load
+	benchmarks/ffcv_environment.sh build/ffcv
 
 bench: $(READY) ## Measure the conversion against decoding alone
 	$(BIN)/python -P benchmarks/convert.py

@@ -186,7 +186,7 @@ def ffcv_rows(images: Path, threads: int) -> list[Row]:
         command += ["--threads", str(threads), "--epochs", "4"]
 
         def epoch(_: int) -> float:
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
             return float(statistics.median(json.loads(said.splitlines()[-1])["images_per_second"]))
 
         return epoch

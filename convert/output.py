@@ -23,7 +23,6 @@ from shardwright.datasets.manifest import (
 from shardwright.errors import OutputError, UsageError
 
 _OURS = ("manifest-", "report-")
-_FINGERPRINT = "source.json"
 
 
 def check_paths(source: Path, out: Path) -> None:
@@ -107,7 +106,7 @@ class Output:
 
     def forget_work(self) -> None:
         """Remove work in progress, also that of killed runs."""
-        for folder in self.state.glob("work-*"):
+        for folder in self.state.glob("work*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def bytes_under_way(self) -> int:
@@ -146,9 +145,7 @@ class Output:
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
         replace_file(
-            self.state / _FINGERPRINT,
-            json.dumps({"version": manifest.version, "fingerprint": fingerprint}).encode(),
-            self.state,
+            self._hints(manifest.version), json.dumps({"fingerprint": fingerprint}).encode(), self.state
         )
         write_manifest(self.folder, manifest)
         self.forget_work()
@@ -156,12 +153,13 @@ class Output:
     def fingerprint(self, version: int) -> str | None:
         """What the source was like when ``version`` was made; None where that is not known."""
         try:
-            known = json.loads((self.state / _FINGERPRINT).read_bytes())
+            known = json.loads(self._hints(version).read_bytes())
         except (OSError, ValueError):
             return None
-        if isinstance(known, dict) and known.get("version") == version:
-            return str(known.get("fingerprint"))
-        return None
+        return str(known.get("fingerprint")) if isinstance(known, dict) else None
+
+    def _hints(self, version: int) -> Path:
+        return self.state / f"source-{version:06d}.json"
 
 
 def counted(findings: Sequence[Finding], verdict: str) -> dict[str, int]:

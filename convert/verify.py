@@ -87,6 +87,12 @@ def _damage(shard: FinishedShard, full: bool) -> Iterator[str]:
 def _damaged_rows(shard: FinishedShard) -> Iterator[str]:
     opened = shard.opened()
     index, crc = opened.index, opened.crc32
+    found = len(index.offsets), int(index.compressed.sum())
+    if found != (shard.shard.chunks, shard.shard.compressed_chunks):
+        yield (
+            f"'{shard.path(0)}' has {found[0]} chunks, {found[1]} of them compressed; its manifest says "
+            f"{shard.shard.chunks} and {shard.shard.compressed_chunks}"
+        )
     for name, column in shard.columns.items():
         # h5py checks their fletcher32. Ids have none, and HDF5 takes the memory that a damaged one claims.
         if column.kind not in ("image", "id"):

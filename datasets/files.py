@@ -30,12 +30,12 @@ class FileCache:
     Parameters
     ----------
     limit
-        None: a quarter of the files that this process may open, at most 512.
+        None: a quarter of the files that this process may open, at most 128.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.limit = limit or max(1, min(512, allowed // 4 if allowed != resource.RLIM_INFINITY else 512))
+        self.limit = limit or max(1, min(128, allowed // 4 if allowed != resource.RLIM_INFINITY else 128))
         self._lock = threading.Lock()
         self._open: OrderedDict[int, list[int]] = OrderedDict()  # key -> [fd, users]
 
@@ -103,10 +103,16 @@ def open_checked(path: Path, expected_bytes: int) -> int:
 
 
 def map_file(path: Path, expected_bytes: int) -> Bytes:
-    """The file ``path`` as a read-only array (expected_bytes,) over a memory map; errors as `open_checked`."""
+    """The file ``path`` as a read-only array (expected_bytes,) over a memory map.
+
+    Python keeps a file descriptor of its own for each map. Errors are those of `open_checked`, and a
+    ShardError where there are too many maps or descriptors.
+    """
     fd = open_checked(path, expected_bytes)
     try:
         return np.frombuffer(mmap.mmap(fd, expected_bytes, prot=mmap.PROT_READ), np.uint8)
+    except OSError as error:
+        raise ShardError(f"cannot map '{path}': {error.strerror}. Read it without memory_map") from error
     finally:
         os.close(fd)
 

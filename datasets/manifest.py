@@ -216,7 +216,7 @@ def _shard(entry: "_Entry") -> Shard:
     files = tuple(_file(_Entry(f, f"{entry.what}, a file")) for f in entry.list("files", dict))
     if not files:
         raise ValueError(f"{entry.what} has no file")
-    chunks, compressed = entry.count("chunks", default=0), entry.count("compressed_chunks", default=0)
+    chunks, compressed = entry.count("chunks", least=1), entry.count("compressed_chunks")
     if not compressed <= chunks <= rows:
         raise ValueError(f"{entry.what}: {compressed} compressed_chunks of {chunks} chunks of {rows} rows")
     return Shard(rows, files, tuple(dead), chunks, compressed)

@@ -51,7 +51,8 @@ class EpochBatches(Sampler[Any]):
 class Loader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` whose batches are read whole. Made by `make_loader`.
 
-    Each iteration is the next epoch. Several may be under way at once.
+    Each iteration is the next epoch. With threads several may be under way at once; with processes, which
+    persist, a new one ends the one before, as in any DataLoader.
 
     Attributes
     ----------
@@ -83,7 +84,9 @@ class Loader(DataLoader[Any]):
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
         spare = options.prefetch_batches + 2
         image_bytes = int(np.prod(dataset.manifest.image_shape))
-        self._pool = Pool(batches.batch_size * image_bytes, spare, pinned=self.plan.pin_memory)
+        self._pool = Pool(
+            min(batches.batch_size, len(dataset)) * image_bytes, spare, pinned=self.plan.pin_memory
+        )
         self._announced = options.quiet or self.plan.order == "sequential"
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -29,7 +29,8 @@ class LoaderOptions:
     shuffle_by
         ``exact``: a uniform permutation of all rows, each read by itself. ``block``: chunks in random
         order, ``mixed_chunks`` of them mixed, each chunk read once an epoch. ``auto``: exact where no chunk
-        is compressed, and the pixels fit half the available memory or ``fast_random_storage``; else block.
+        is compressed, and the pixels fit half the memory of the machine or container, or
+        ``fast_random_storage``; else block. Name one for an order that is the same on every machine.
     mixed_chunks
         Chunks that are mixed in block order. None: as many as have 64 MiB of pixels, 4 to 64.
     fast_random_storage
@@ -40,7 +41,7 @@ class LoaderOptions:
         takes them back, and a shard that is cut short under a running training ends it with SIGBUS, where
         reading names the file in an error.
     pin_memory
-        Batches in page-locked memory, for copies to a CUDA device. None: where CUDA is available.
+        Images in page-locked memory, for copies to a CUDA device. None: where CUDA is available.
     start_method
         How processes are started; None: Python's default.
     quiet

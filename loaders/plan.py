@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import joblib
 import torch
 
 from shardwright.datasets.base import ShardedDataset
 from shardwright.datasets.layout import Manifest
-from shardwright.loaders.memory import available_bytes, usable_cpus
+from shardwright.loaders.memory import memory_bytes
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.order import Order
 
@@ -64,7 +65,7 @@ def plan(dataset: ShardedDataset, batch_size: int, shuffle: bool, options: Loade
 
 def suggest_workers(batch_size: int, engine: Literal["threads", "processes"] = "processes") -> int:
     """Workers to begin with: min(cpus - 2, ceil(batch_size / 4), 8), at least 1; threads: min(cpus, 8)."""
-    cpus = usable_cpus()
+    cpus = int(joblib.cpu_count())  # affinity and cgroup counted in
     if engine == "threads":
         return min(cpus, MOST_WORKERS)
     return max(1, min(cpus - 2, math.ceil(batch_size / 4), MOST_WORKERS))
@@ -80,10 +81,10 @@ def _order(manifest: Manifest, shuffle: bool, options: LoaderOptions) -> tuple[O
         return "block", f"{packed} of {sum(shard.chunks for shard in manifest.shards)} chunks are compressed"
     if options.fast_random_storage:
         return "exact", "rows are raw, and storage is fast at random"
-    pixels, memory = manifest.bytes, available_bytes()
+    pixels, memory = manifest.bytes, memory_bytes()
     if 2 * pixels <= memory:
-        return "exact", f"rows are raw, and {_gb(pixels)} fit half the available {_gb(memory)}"
-    return "block", f"{_gb(pixels)} do not fit half the available {_gb(memory)}"
+        return "exact", f"rows are raw, and {_gb(pixels)} fit half of {_gb(memory)} of memory"
+    return "block", f"{_gb(pixels)} do not fit half of {_gb(memory)} of memory"
 
 
 def _gb(size: int) -> str:

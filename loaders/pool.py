@@ -4,8 +4,8 @@ New memory costs as much as reading into it: the kernel clears every page. A buf
 tensor or view on it is gone, however long the user keeps it.
 """
 
-import threading
 import weakref
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -22,25 +22,20 @@ class Pool:
     """
 
     def __init__(self, buffer_bytes: int, spare: int, *, pinned: bool = False) -> None:
-        self.buffer_bytes, self.spare, self.pinned = buffer_bytes, spare, pinned
-        self._lock = threading.Lock()
-        self._free: list[Pixels] = []
+        self.buffer_bytes, self.pinned = buffer_bytes, pinned
+        # No lock: a buffer can come back in the middle of `take`, when the garbage collector runs there.
+        self._free: deque[Pixels] = deque(maxlen=spare)
 
     def take(self, shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, Pixels]:
         """A uint8 tensor (N, H, W, C), and an array that shares its memory; of undefined content."""
         if self.pinned:
             tensor = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
             return tensor, tensor.numpy()
-        with self._lock:
-            buffer = self._free.pop() if self._free else None
-        if buffer is None:
+        try:
+            buffer = self._free.pop()
+        except IndexError:
             buffer = np.empty(self.buffer_bytes, np.uint8)
         array = buffer[: int(np.prod(shape))].reshape(shape)
         # The tensor, and all that is made of it, hold this array; the pool holds the memory behind it.
-        weakref.finalize(array, self._give_back, buffer).atexit = False
+        weakref.finalize(array, self._free.append, buffer).atexit = False
         return torch.from_numpy(array), array
-
-    def _give_back(self, buffer: Pixels) -> None:
-        with self._lock:
-            if len(self._free) < self.spare:
-                self._free.append(buffer)

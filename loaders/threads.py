@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ _TASK_BYTES = 1 << 20
 # Reading slower than that is a disk at work, so that reading ahead is worth asking for.
 _COLD_BYTES_PER_SECOND = 400e6
 _WARM_TASKS = 16
+_PATIENCE_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,33 +94,36 @@ class _Crew:
             self._do(task)
 
     def stop(self) -> None:
-        """Forget what was not begun, and end the threads."""
-        try:
+        """Forget what was not begun, end the threads, and wait for them, though not for ever.
+
+        The garbage collector may call this anywhere, in one of these threads or where a lock is held that
+        one of them waits for: then it ends once that is over.
+        """
+        with suppress(queue.Empty):
             while True:
                 self._tasks.get_nowait()
-        except queue.Empty:
-            pass
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join(_PATIENCE_SECONDS)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            self._do(task)
+            try:
+                self._do(task)
+            except BaseException as error:  # it is raised where the batch is handed out
+                for batch, rows in task.parts:
+                    batch.arrived(rows, error)
             del task  # or its buffers would live until the next one comes
 
     def _do(self, task: _Task) -> None:
-        error: BaseException | None = None
         start = time.perf_counter()
-        try:
-            self.reader.images(task.indices, task.out, keep=False, mapped=self.memory_map)
-        except BaseException as e:  # it is raised where the batch is handed out
-            error = e
+        self.reader.images(task.indices, task.out, keep=False, mapped=self.memory_map)
         seconds = time.perf_counter() - start
         self.cold |= seconds * _COLD_BYTES_PER_SECOND > len(task.out) * self.reader.row_bytes
         for batch, rows in task.parts:
-            batch.arrived(rows, error)
+            batch.arrived(rows, None)
 
 
 class ReadAhead:
@@ -165,7 +170,13 @@ class ReadAhead:
         self._planned = 0  # the tasks of positions before this were handed to the crew
         self._found_warm = 0
         self._crew = _Crew(dataset.reader, threads, memory_map)
-        self.close = weakref.finalize(self, self._crew.stop)
+        self._stop = weakref.finalize(self, self._crew.stop)
+
+    def close(self) -> None:
+        """End the threads; no batch comes after this."""
+        self._next = len(self._starts)
+        self._batches.clear()
+        self._stop()
 
     def __iter__(self) -> Iterator[tuple[Index, SampleBatch]]:
         return self

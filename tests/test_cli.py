@@ -253,6 +253,7 @@ def test_a_dry_run_writes_nothing(command: Command, source: Path, tmp_path: Path
         found = json.loads(ran.out)
         assert found.pop("seconds_about") >= 0
         assert found == {
+            "version": 1,
             "files": 11,
             "classes": 2,
             "no_class": 1,
@@ -262,7 +263,7 @@ def test_a_dry_run_writes_nothing(command: Command, source: Path, tmp_path: Path
             "bytes_at_most": 11 * 16 * 16 * 3,
         }
     else:
-        assert "files: 11" in ran.out.splitlines()
+        assert "version 1 from 11 pictures" in ran.out
 
 
 # --- info and verify --------------------------------------------------------------------------------------

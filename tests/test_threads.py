@@ -127,7 +127,7 @@ def test_memory_is_flat(built: Built) -> None:
     del images
     gc.collect()
     assert last() is None
-    assert len(loader._pool._free) <= loader._pool.spare
+    assert len(loader._pool._free) <= 5
 
 
 def test_a_pool_gives_a_buffer_again_when_the_last_view_is_gone() -> None:
@@ -217,7 +217,7 @@ def test_raw_rows_that_fit_memory_are_shuffled_exactly(
 ) -> None:
     dataset = open_dataset(build(tmp_path / "set", flat=0).folder)
     assert make_loader(dataset, 8, shuffle=True).plan.order == "exact"
-    monkeypatch.setattr("shardwright.loaders.plan.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("shardwright.loaders.plan.memory_bytes", lambda: 10_000)
     assert make_loader(dataset, 8, shuffle=True).plan.order == "block"
     fast = LoaderOptions(fast_random_storage=True)
     assert make_loader(dataset, 8, shuffle=True, options=fast).plan.order == "exact"
