@@ -205,7 +205,7 @@ def profile_of(tasks: Sequence[write.ShardTask]) -> dict[str, float]:
         calls = entries[caller.__code__].calls or ()
         return sum(call.totaltime for call in calls if isinstance(call.code, str) and builtin in call.code)
 
-    decoders = of(pixels._decode_jpeg, pixels._decode_other)
+    decoders = of(pixels._simplejpeg, pixels._decode_other)
     probe, checksum = of(encode.probe), of(encode.checksummed)
     stages = {
         "read the file": of(write._read),
