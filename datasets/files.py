@@ -72,10 +72,10 @@ class FileCache:
         return False
 
     def close(self) -> None:
-        """Close every file that nobody reads."""
+        """Close all files."""
         with self._lock:
-            while self._close_one():
-                pass
+            while self._open:
+                os.close(self._open.popitem()[1][0])
 
     def __del__(self) -> None:
         self.close()

@@ -63,6 +63,8 @@ class Reader:
         self._chunk_rows = np.ones(shards, np.int64)
         self._image_file: list[tuple[Path, int] | None] = [None] * shards
         self._codec: list[str | None] = [None] * shards
+        # File descriptors that are open to the end, where all shards may be open at once; else -1.
+        self._held = [-1] * shards
         # Filled as shards are opened; pages that nobody touched take no memory.
         self._offset = np.empty(self._first_chunk[-1], np.int64)
         self._size = np.empty(self._first_chunk[-1], np.int64)
@@ -175,6 +177,8 @@ class Reader:
         self._chunk_rows[number] = index.chunk_rows
         self._image_file[number] = self.folder / index.file.name, index.file.bytes
         self._codec[number] = index.codec
+        if len(self._held) <= self._files.limit:
+            self._held[number] = self._files.acquire(number, *self._file(number))
         self._label[slots], self._crc[slots] = opened.labels, opened.crc32
         self._opened[number] = True  # last: other threads look at nothing but this
 
@@ -194,28 +198,27 @@ class Reader:
         return file
 
     def _read_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
-        preadv = os.preadv
         order = np.lexsort((offset, shard))
         shard, offset, at = shard[order], offset[order], at[order]
-        new_shard = np.diff(shard, prepend=-1) != 0
-        new_run = new_shard | (np.diff(offset, prepend=-1) != self.row_bytes)
+        new_run = (np.diff(shard, prepend=-1) != 0) | (np.diff(offset, prepend=-1) != self.row_bytes)
+        first = np.flatnonzero(new_run)
+        runs = zip(shard[first].tolist(), first.tolist(), [*first[1:].tolist(), len(at)], strict=True)
         rows, offsets = at.tolist(), offset.tolist()
-        runs = [*np.flatnonzero(new_run).tolist(), len(rows)]
-        firsts = np.flatnonzero(new_shard[runs[:-1]]).tolist()
-        for first, last in itertools.pairwise([*firsts, len(runs) - 1]):
-            number = int(shard[runs[first]])
-            fd = self._files.acquire(number, *self._file(number))
-            try:
-                for start, end in itertools.pairwise(runs[first : last + 1]):
-                    # One row is by far the commonest run, and the rest of Python's work holds up other threads.
-                    if end - start == 1 and preadv(fd, (out[rows[start]],), offsets[start]) == self.row_bytes:
-                        continue
-                    if not read_into(fd, [out[i] for i in rows[start:end]], offsets[start]):
-                        raise ShardError(
-                            f"'{self._file(number)[0]}' ends before its row at byte {offsets[start]}. {CURE}"
-                        )
-            finally:
-                self._files.release(number)
+        held, preadv, row_bytes = self._held, os.preadv, self.row_bytes
+        for number, start, end in runs:
+            if (fd := held[number]) >= 0:
+                # Random rows are runs of one. The less Python between two reads, the less one thread waits
+                # for another's.
+                if end - start == 1 and preadv(fd, (out[rows[start]],), offsets[start]) == row_bytes:
+                    continue
+                whole = read_into(fd, [out[i] for i in rows[start:end]], offsets[start])
+            else:
+                with self._image(number) as fd:
+                    whole = read_into(fd, [out[i] for i in rows[start:end]], offsets[start])
+            if not whole:
+                raise ShardError(
+                    f"'{self._file(number)[0]}' ends before its row at byte {offsets[start]}. {CURE}"
+                )
 
     def _copy_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
         maps = {number: self._map(number) for number in np.unique(shard).tolist()}

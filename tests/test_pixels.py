@@ -370,7 +370,7 @@ def test_an_interrupt_is_no_damage(interrupt: type[BaseException], monkeypatch: 
 
     monkeypatch.setattr(Image, "open", interrupted)
     with pytest.raises(interrupt):
-        decode(png(), PixelOptions())
+        decode(b"GIF89a", PixelOptions())
 
 
 @pytest.mark.parametrize(
