@@ -69,7 +69,7 @@ class Scan:
     no_class
         Ids of pictures that lie directly under the root.
     skipped
-        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``.
+        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``, ``link-loop``.
     """
 
     root: Path

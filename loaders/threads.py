@@ -77,7 +77,7 @@ class _Crew:
 
     def __init__(self, reader: Reader, threads: int, memory_map: bool) -> None:
         self.reader, self.memory_map = reader, memory_map
-        self.cold = False
+        self.cold = True  # until a number of tasks found their bytes in memory
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"shardwright-read-{i}", daemon=True)
