@@ -76,5 +76,5 @@ ffcv: ## FFCV in an environment of its own, for bench-load
 bench: $(READY) ## Measure the conversion against decoding alone
 	$(BIN)/python -P benchmarks/convert.py
 
-clean: ## Remove what these targets made: .venv and build
-	rm -rf $(VENV) build
+clean: ## Remove what these targets made: .venv, build and shardwright.egg-info
+	rm -rf $(VENV) build shardwright.egg-info

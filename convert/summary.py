@@ -85,7 +85,7 @@ def in_words(done: Conversion) -> list[str]:
         f"{_mb(done.source_bytes)} of pictures, {_mb(manifest.bytes)} of shards",
     ]
     trial = try_lzf(done.folder, manifest)
-    saving = trial.saving if done.lzf_saving is None else done.lzf_saving
+    saving = max(0.0, trial.saving if done.lzf_saving is None else done.lzf_saving)
     lines.append(
         f"  LZF {'saves' if packed else 'would save'} about {saving:.0%} of the pixels' bytes "
         f"({packed} of {chunks} chunks are compressed); reading an image so takes {trial.decode_ms:.2f} ms, "

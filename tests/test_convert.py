@@ -239,7 +239,8 @@ def test_the_bytes_depend_on_no_process_and_no_leftovers(
 ) -> None:
     """A run that was killed leaves work in progress, and shards that no manifest names."""
     out = put(
-        tmp_path / "out", {".shardwright/work/000001-00003.h5": b"half", "shards/000001-00000.h5": b"half"}
+        tmp_path / "out",
+        {".shardwright/work-1-x/000001-00003.h5": b"half", "shards/000001-00000.h5": b"half"},
     )
     convert(source, out, options_for(storage))
     if storage == "npy":
