@@ -85,7 +85,10 @@ def write_shard(task: ShardTask) -> ShardRecord:
                 raise
         except (OSError, MemoryError) as error:
             code = getattr(error, "errno", None) or errno.EIO
-            return ShardRecord(task.number, error=(code, str(error) or type(error).__name__))
+            return ShardRecord(
+                task.number,
+                error=(code, getattr(error, "strerror", None) or str(error) or type(error).__name__),
+            )
 
 
 def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
