@@ -150,6 +150,16 @@ class Output:
         write_manifest(self.folder, manifest)
         self.forget_work()
 
+    def holds(self, manifest: Manifest) -> bool:
+        """Whether every file of ``manifest`` is there, in its size: one that lost a shard is not up to date."""
+        for file in (file for shard in manifest.shards for file in shard.files):
+            try:
+                if (self.folder / file.name).stat().st_size != file.bytes:
+                    return False
+            except OSError:
+                return False
+        return True
+
     def fingerprint(self, version: int) -> str | None:
         """What the source was like when ``version`` was made; None where that is not known."""
         try:

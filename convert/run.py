@@ -206,7 +206,11 @@ def _decide(part: _Part, options: ConvertOptions) -> None:
     folder = part.output.folder
     part.newest = read_manifest(folder) if (folder / "manifest.json").exists() else None
     newest = part.newest
-    unchanged = newest is not None and part.output.fingerprint(newest.version) == part.scan.fingerprint()
+    unchanged = (
+        newest is not None
+        and part.output.fingerprint(newest.version) == part.scan.fingerprint()
+        and part.output.holds(newest)
+    )
     part.version = decide(newest, unchanged, options, part.inputs, str(folder))
     if part.version is not None:
         part.plans = plan_shards(len(part.scan), part.version, options)

@@ -171,3 +171,17 @@ def test_a_killed_parent_takes_its_workers_along(tmp_path: Path) -> None:
     subprocess.run([*COMMAND, str(tree), str(out)], check=True, capture_output=True)
     assert len(open_dataset(out)) == 400
     assert list(out.glob(".shardwright/work-*")) == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_damaged_version_is_not_up_to_date(here: None, tree: Path, tmp_path: Path, damage: str) -> None:
+    out = tmp_path / "out"
+    first = convert(tree, out, OPTIONS)[0].manifest
+    file = out / first.shards[0].files[0].name
+    if damage == "gone":
+        file.unlink()
+    else:
+        os.truncate(file, 100)
+    (again,) = convert(tree, out, OPTIONS)
+    assert (again.made, again.manifest.version) == (True, 2)
+    assert len(open_dataset(out).read_batch(range(12))) == 12
