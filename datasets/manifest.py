@@ -111,7 +111,7 @@ def sync_folder(folder: Path) -> None:
 
 def _why_missing(folder: Path, version: int | None) -> str:
     if not folder.is_dir():
-        return f"no data set at '{folder}': there is no such folder"
+        return f"no data set at '{folder}': {'it is not a' if folder.exists() else 'there is no such'} folder"
     if splits := splits_of(folder):
         return f"'{folder}' holds one data set a split: open one of them, " + ", ".join(
             f"'{folder / split}'" for split in splits

@@ -271,6 +271,16 @@ class TestH5Dataset(DatasetContract):
 class TestNpyDataset(DatasetContract):
     kind = NpyDataset
 
+    @pytest.mark.parametrize("column", ["label", "crc32", "id"])
+    def test_a_changed_value_of_a_small_column_is_found(self, tmp_path: Path, column: str) -> None:
+        built = build(tmp_path / "set", "npy")
+        file = built.folder / f"shards/000001-00000.{column}.npy"
+        data = bytearray(file.read_bytes())
+        data[128] ^= 1  # for a label: another class that is there
+        file.write_bytes(data)
+        with pytest.raises(ShardError, match=f"{file.name}': SHA-256 is"):
+            self.kind(built.folder, columns=("id", "image", "label"))[0]
+
 
 def test_open_dataset_takes_either(tmp_path: Path) -> None:
     for storage, kind, other in (("hdf5", H5Dataset, NpyDataset), ("npy", NpyDataset, H5Dataset)):
@@ -283,6 +293,12 @@ def test_open_dataset_takes_either(tmp_path: Path) -> None:
             open_dataset(built.folder, version=2)
     with pytest.raises(UsageError, match="verify is 'maybe'"):
         open_dataset(built.folder, verify="maybe")  # type: ignore[arg-type]
+    for version in ("1", True, 1.0):
+        with pytest.raises(UsageError, match="version is .*expected a whole number"):
+            H5Dataset(built.folder, version=version)  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(FormatError, match="it is not a folder"):
+        open_dataset(tmp_path / "file")
     with pytest.raises(FormatError, match="no such folder"):
         open_dataset(tmp_path / "nowhere")
 
