@@ -1,10 +1,8 @@
 """`convert`: a tree of pictures to a data set, or to one a split, in parallel."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,25 +10,20 @@ from typing import Any
 
 import joblib
 import numpy as np
-from joblib.externals.loky import ProcessPoolExecutor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from shardwright.convert.estimate import estimate
 from shardwright.convert.lock import one_writer
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.plan import ShardPlan, decide, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.scan import Scan, class_map_of, find_splits, scan
 from shardwright.convert.stats import Sums
-from shardwright.convert.write import Finding, ShardRecord, ShardTask, write_shard
+from shardwright.convert.workers import result_of, workers
+from shardwright.convert.write import Finding, ShardRecord, ShardTask
 from shardwright.datasets.layout import Manifest, columns_of, path_to_id
 from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import OutputError, ShardwrightError, SourceError
-
-# A worker decodes one picture at a time: more threads a worker would only get in each other's way.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +124,7 @@ def convert(
         todo = [part for part in parts if part.version is not None]
         try:
             if todo:
-                with _workers(options) as submit:
+                with workers(options) as submit:
                     for part in todo:
                         _write_shards(part, options, progress, submit)
             if options.strict:
@@ -216,21 +209,6 @@ def _decide(part: _Part, options: ConvertOptions) -> None:
         part.plans = plan_shards(len(part.scan), part.version, options)
 
 
-@contextmanager
-def _workers(options: ConvertOptions) -> Iterator[Callable[[ShardTask], "Future[ShardRecord]"]]:
-    """Processes of joblib's loky that write shards; they end with the context, whatever ended it."""
-    executor = ProcessPoolExecutor(
-        max_workers=options.jobs or joblib.cpu_count(),
-        env=_ONE_THREAD,
-        initializer=end_with_parent,
-        initargs=(os.getpid(),),
-    )
-    try:
-        yield lambda task: executor.submit(write_shard, task)
-    finally:
-        executor.shutdown(wait=True, kill_workers=True)
-
-
 def _write_shards(
     part: _Part,
     options: ConvertOptions,
@@ -254,7 +232,7 @@ def _write_shards(
             finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
                 done += pending.pop(future)
-                part.records.append(_result(future))
+                part.records.append(result_of(future))
             written = part.output.bytes_under_way() // options.row_bytes
             now = max(shown, done, min(written, len(part.scan)))
             bar.update(now - shown)
@@ -275,18 +253,6 @@ def _task(part: _Part, plan: ShardPlan, options: ConvertOptions) -> ShardTask:
         labels=tuple(part.scan.labels[plan.samples].tolist()),
         options=options,
     )
-
-
-def _result(future: "Future[ShardRecord]") -> ShardRecord:
-    try:
-        record = future.result()
-    except TerminatedWorkerError as error:
-        raise ShardwrightError(
-            f"a worker process ended while it converted (out of memory, or a crash in a decoder): {error}"
-        ) from error
-    if record.error is not None:
-        raise OSError(*record.error)
-    return record
 
 
 def _findings(part: _Part) -> list[Finding]:

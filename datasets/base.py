@@ -88,8 +88,6 @@ class ShardedDataset(Dataset[Any]):
     ) -> None:
         if verify not in ("off", "first", "read"):
             raise UsageError(f"verify is {verify!r}, expected 'off', 'first' or 'read'")
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
-            raise UsageError(f"version is {version!r}, expected a whole number, or None for the newest")
         self.path = Path(path)
         self.columns = ("image", "label") if columns is None else tuple(columns)
         self.verify: Verify = verify

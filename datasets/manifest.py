@@ -23,7 +23,7 @@ from shardwright.datasets.layout import (
     columns_of,
     manifest_name,
 )
-from shardwright.errors import FormatError
+from shardwright.errors import FormatError, UsageError
 
 SUPPORTED_NEEDS: frozenset[str] = frozenset()
 MAX_MANIFEST_BYTES = 1 << 30
@@ -54,9 +54,13 @@ def read_manifest(folder: Path, version: int | None = None) -> Manifest:
 
     Raises
     ------
+    UsageError
+        ``version`` is no whole number.
     FormatError
         No data set there, no such version, or a manifest that is damaged, hostile or of a newer format.
     """
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+        raise UsageError(f"version is {version!r}, expected a whole number, or None for the newest")
     path = folder / ("manifest.json" if version is None else manifest_name(version))
     try:
         size = path.stat().st_size

@@ -88,6 +88,8 @@ _debug = click.option(
 @click.version_option(__version__, prog_name="shardwright")
 def main() -> None:
     """Trees of JPEGs to plain HDF5 or .npy shards, once; and training from them at memory speed."""
+    if os.name != "posix":  # os.preadv, flock, rename over open files, fsync of folders
+        raise ShardwrightError("it runs on Linux and macOS: this system has not the file calls that it needs")
 
 
 @main.command()
@@ -258,7 +260,3 @@ def _print(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], li
             click.echo(f"[{split}]")
         for line in in_words(entry):
             click.echo(_printable(line))
-
-
-if os.name != "posix":  # os.preadv, rename over open files, fsync of folders
-    raise SystemExit("shardwright runs on Linux and macOS: this system has not the file calls that it needs")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from shardwright.cli import main
-from shardwright.convert import run
+from shardwright.convert import workers
 
 # The same examples in every run, on machines of any speed.
 settings.register_profile("steady", derandomize=True, deadline=None, database=None)
@@ -49,7 +49,7 @@ class _Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions without worker processes, which take seconds to start."""
-    monkeypatch.setattr(run, "ProcessPoolExecutor", _Here)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", _Here)
 
 
 @pytest.fixture

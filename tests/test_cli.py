@@ -14,7 +14,7 @@ import pytest
 from drawing import jpeg, png, put
 
 import shardwright
-from shardwright.convert import run
+from shardwright.convert import workers
 
 Command = Callable[..., Any]
 FAST = ("--size", 16, "--chunk-rows", 16)
@@ -179,7 +179,7 @@ def test_an_interrupt_exits_with_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "write_shard", interrupted)
+    monkeypatch.setattr(workers, "write_shard", interrupted)
     ran = command("convert", source, out, *FAST)
     assert (ran.code, ran.out) == (130, "")
     assert "interrupted" in ran.err

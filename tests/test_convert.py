@@ -22,7 +22,7 @@ from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from PIL import Image
 
-from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, run
+from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, workers
 from shardwright.convert.store import shard_writer
 from shardwright.convert.write import ShardRecord, ShardTask, write_shard
 from shardwright.datasets.ids import path_to_id
@@ -424,12 +424,12 @@ def test_impossible_paths_are_a_usage_error(
     assert hashes(tmp_path) == before
 
 
-@pytest.mark.parametrize("failing", ["run.write_shard", "output.sync_folder", "output.write_manifest"])
+@pytest.mark.parametrize("failing", ["workers.write_shard", "output.sync_folder", "output.write_manifest"])
 def test_a_run_that_fails_leaves_the_version_before(
     small: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> ShardRecord:
-        if failing == "run.write_shard":  # in a worker: it raises nothing
+        if failing == "workers.write_shard":  # in a worker: it raises nothing
             return ShardRecord(0, error=(errno.ENOSPC, "No space left on device"))
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -455,7 +455,7 @@ def test_an_interrupt_leaves_nothing(here: None, tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     put(tmp_path / "src", {"a/x.png": png()})
-    monkeypatch.setattr(run, "write_shard", interrupted)
+    monkeypatch.setattr(workers, "write_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(tmp_path / "src", tmp_path / "out", SMALL)
     assert os.listdir(tmp_path) == ["src"]
@@ -465,7 +465,7 @@ def test_a_worker_that_died_is_said_so() -> None:
     future: Future[Any] = Future()
     future.set_exception(TerminatedWorkerError("SIGKILL(-9)"))
     with pytest.raises(ShardwrightError, match="a worker process ended .*out of memory.*SIGKILL"):
-        run._result(future)
+        workers.result_of(future)
 
 
 # --- splits and class maps ------------------------------------------------------------------------------

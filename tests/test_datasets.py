@@ -295,7 +295,7 @@ def test_open_dataset_takes_either(tmp_path: Path) -> None:
         open_dataset(built.folder, verify="maybe")  # type: ignore[arg-type]
     for version in ("1", True, 1.0):
         with pytest.raises(UsageError, match="version is .*expected a whole number"):
-            H5Dataset(built.folder, version=version)  # type: ignore[arg-type]
+            open_dataset(built.folder, version=version)  # type: ignore[arg-type]
     (tmp_path / "file").touch()
     with pytest.raises(FormatError, match="it is not a folder"):
         open_dataset(tmp_path / "file")

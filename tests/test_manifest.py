@@ -205,7 +205,7 @@ def test_no_data_set_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, says in [
         ("missing", "no such folder"),
-        ("file", "no such folder"),
+        ("file", "it is not a folder"),
         (".", "holds no manifest"),
     ]:
         with pytest.raises(FormatError, match=says):
