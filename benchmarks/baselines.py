@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from shardwright.datasets import codecs, open_dataset
 from shardwright.datasets.base import ShardedDataset
+from shardwright.datasets.buffers import aligned
 
 BATCH = 64
 
@@ -106,16 +107,19 @@ def bare_mapped_rows(places: Places, threads: int, epoch: int) -> float:
     return in_threads(threads, work)
 
 
-def bare_chunks(places: Places, threads: int, epoch: int) -> float:
-    """Raw chunks in random order, one `preadv` each, into a few buffers a thread."""
+def bare_chunks(places: Places, threads: int, epoch: int, buffers_each: int = 4) -> float:
+    """Raw chunks in random order, one `preadv` each, into ``buffers_each`` buffers a thread, in turn.
+
+    A few buffers stay in the processor's cache. Batches that several chunks are mixed into do not.
+    """
     order = np.random.default_rng(epoch).permutation(len(places.chunks)).tolist()
-    buffers = [_buffers(places.chunk_rows * places.row_bytes) for _ in range(threads)]
+    buffers = [_buffers(places.chunk_rows * places.row_bytes, buffers_each) for _ in range(threads)]
 
     def work(thread: int) -> int:
         images = 0
         for number, k in enumerate(order[thread::threads]):
             fd, offset, size, rows = places.chunks[k]
-            os.preadv(fd, [buffers[thread][number % 4][:size]], offset)
+            os.preadv(fd, [buffers[thread][number % buffers_each][:size]], offset)
             images += rows
         return images
 
@@ -287,8 +291,8 @@ def over(loader: Any) -> float:
     return images / (time.perf_counter() - start)
 
 
-def _buffers(size: int) -> list[Any]:
-    buffers = [np.empty(size, np.uint8) for _ in range(4)]
+def _buffers(size: int, count: int = 4) -> list[Any]:
+    buffers = [aligned(size) for _ in range(count)]
     for buffer in buffers:
         buffer.fill(0)  # pages that are there
     return buffers

@@ -21,6 +21,9 @@ from shardwright.datasets.pixels import Pixels
 
 Array = npt.NDArray[Any]
 _COLUMN_CHUNK_ROWS = 1 << 16
+# Where a chunk's checksum shifts the next one by 4 bytes, rows are read at two thirds of the speed: the kernel copies
+# best from multiples of 64. Pages, so that rows of whole pages touch no other.
+_ALIGNMENT_BYTES, _ALIGNED_FROM_BYTES = 4096, 64 << 10
 _NPY_HEADER_BYTES = 128
 
 
@@ -54,7 +57,9 @@ class H5Writer:
         self._codec, self._min_saving = options.codec, options.min_saving
         self._rows = 0
         self._guard = GuardedFile(self._path)
-        self._h5 = h5py.File(self._guard, "w")
+        self._h5 = h5py.File(
+            self._guard, "w", alignment_threshold=_ALIGNED_FROM_BYTES, alignment_interval=_ALIGNMENT_BYTES
+        )
         # If pictures are rejected, the extent shrinks at the end: fewer rows than were planned for.
         self._image = self._h5.create_dataset(
             "image",

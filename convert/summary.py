@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.convert.run import Conversion
 from shardwright.datasets import codecs
+from shardwright.datasets.buffers import RowBuffers
 from shardwright.datasets.layout import Manifest, report_name
 from shardwright.datasets.reader import Reader
 
@@ -30,7 +31,7 @@ def try_lzf(folder: Path, manifest: Manifest) -> LzfTrial:
     """Measure what LZF saves on the first rows of a data set, and what it costs to read them so."""
     rows = min(32, manifest.rows)
     pixels = np.empty((rows, *manifest.image_shape), np.uint8)
-    Reader(folder, manifest).images(np.arange(rows), list(pixels.reshape(rows, -1)))
+    Reader(folder, manifest).images(np.arange(rows), RowBuffers([pixels.reshape(rows, -1)]))
     packed = np.frombuffer(codecs.encode("lzf", pixels), np.uint8)
     out = np.empty(pixels.nbytes, np.uint8)
     decode, copy = [], []

@@ -104,7 +104,7 @@ def _damaged_rows(shard: FinishedShard) -> Iterator[str]:
             first = k * index.chunk_rows
             last = min(first + index.chunk_rows, shard.shard.rows)
             stored = np.empty(size + index.checksum_bytes, np.uint8)
-            read_into(file.fileno(), [stored], offset)
+            read_into(file.fileno(), stored, offset)
             payload, checksum = stored[:size], stored[size:].tobytes()
             if checksum and codecs.fletcher32(payload) != checksum:
                 yield f"'{path}': rows {first} to {last - 1}: wrong fletcher32 of their chunk"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from shardwright.datasets.buffers import RowBuffers
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, Verify
@@ -154,7 +155,8 @@ class ShardedDataset(Dataset[Any]):
         images = None
         if self.has_images:
             images = torch.empty((len(wanted), *self.manifest.image_shape), dtype=torch.uint8)
-            self.reader.images(wanted, list(images.numpy().reshape(len(wanted), self.reader.row_bytes)))
+            rows = images.numpy().reshape(len(wanted), self.reader.row_bytes)
+            self.reader.images(wanted, RowBuffers([rows]))
         return self.assembled(wanted, images)
 
     def assembled(self, indices: npt.NDArray[np.int64], images: torch.Tensor | None) -> SampleBatch:

@@ -1,12 +1,10 @@
 """Files of shards, kept open in a bounded number, and whole reads from them."""
 
-import mmap
 import os
 import resource
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ from shardwright.errors import ShardError
 
 Bytes = npt.NDArray[np.uint8]
 
-_IOV_MAX = 1024
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # Linux
 
 
@@ -102,44 +99,15 @@ def open_checked(path: Path, expected_bytes: int) -> int:
     return fd
 
 
-def map_file(path: Path, expected_bytes: int) -> Bytes:
-    """The file ``path`` as a read-only array (expected_bytes,) over a memory map.
-
-    Python keeps a file descriptor of its own for each map. Errors are those of `open_checked`, and a
-    ShardError where there are too many maps or descriptors.
-    """
-    fd = open_checked(path, expected_bytes)
-    try:
-        return np.frombuffer(mmap.mmap(fd, expected_bytes, prot=mmap.PROT_READ), np.uint8)
-    except OSError as error:
-        raise ShardError(f"cannot map '{path}': {error.strerror}. Read it without memory_map") from error
-    finally:
-        os.close(fd)
-
-
-def read_into(fd: int, buffers: Sequence[Bytes], offset: int) -> bool:
-    """Fill ``buffers``, one after the other, from ``offset`` on; False where the file ends before."""
-    for start in range(0, len(buffers), _IOV_MAX):
-        part = buffers[start : start + _IOV_MAX]
-        wanted = sum(map(len, part))
-        got = os.preadv(fd, part, offset)
-        while got < wanted:  # a signal, or more than the kernel moves at once
-            more = os.preadv(fd, _behind(part, got), offset + got)
-            if not more:
-                return False
-            got += more
-        offset += wanted
+def read_into(fd: int, buffer: Bytes, offset: int) -> bool:
+    """Fill ``buffer`` from ``offset`` on; False where the file ends before."""
+    filled = 0
+    while filled < len(buffer):  # a signal, or more than the kernel moves at once
+        got = os.preadv(fd, [buffer[filled:]], offset + filled)
+        if not got:
+            return False
+        filled += got
     return True
-
-
-def _behind(buffers: Sequence[Bytes], filled: int) -> list[Bytes]:
-    """What of ``buffers`` lies behind the first ``filled`` bytes."""
-    rest = []
-    for buffer in buffers:
-        if filled < len(buffer):
-            rest.append(buffer[max(0, filled) :])
-        filled -= len(buffer)
-    return rest
 
 
 def is_cached(fd: int, offset: int) -> bool:

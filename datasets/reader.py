@@ -1,16 +1,15 @@
 """Rows of a whole data set into the caller's buffers: the one reading path of every Dataset and loader.
 
-One reader belongs to one process. It may be used by many threads at once: bytes are read with
-``os.preadv`` and decoded by codecs that release the GIL, so that they run in parallel.
+One reader belongs to one process. It may be used by many threads at once: bytes are read by system calls and
+decoded by codecs that release the GIL, so that they run in parallel.
 """
 
 import itertools
-import os
 import threading
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,17 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.datasets import codecs
-from shardwright.datasets.files import CURE, FileCache, is_cached, map_file, read_into, will_need
+from shardwright.datasets.aio import ReadList
+from shardwright.datasets.buffers import Pixels, RowBuffers, aligned
+from shardwright.datasets.files import CURE, FileCache, is_cached, read_into, will_need
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.datasets.shards import FinishedShard, finished_shard
-from shardwright.errors import FormatError, ShardError
+from shardwright.errors import FormatError, ShardError, UsageError
 
 Verify = Literal["off", "first", "read"]
-Pixels = npt.NDArray[np.uint8]
-
 #: Decoded chunks that a reader keeps, for callers that ask for the rows of a chunk one by one.
 KEPT_BYTES = 64 << 20
+#: Rows from which on a list of reads is worth its making.
+LEAST_LISTED = 4
 
 
 class Reader:
@@ -51,7 +52,7 @@ class Reader:
         self.rows = RowMap(manifest.shards)
         self.row_bytes = int(np.prod(manifest.image_shape))
         self._files = FileCache()
-        self._maps: dict[int, Pixels] = {}
+        self._lists: deque[ReadList | None] = deque()  # of threads that are not reading now
         self._kept, self._scratch = _Kept(KEPT_BYTES), _Scratch()
         shards = len(manifest.shards)
         chunks = np.array([shard.chunks for shard in manifest.shards], np.int64)
@@ -64,7 +65,7 @@ class Reader:
         self._image_file: list[tuple[Path, int] | None] = [None] * shards
         self._codec: list[str | None] = [None] * shards
         # File descriptors that are open to the end, where all shards may be open at once; else -1.
-        self._held = [-1] * shards
+        self._held = np.full(shards, -1, np.int64)
         # Filled as shards are opened; pages that nobody touched take no memory.
         self._offset = np.empty(self._first_chunk[-1], np.int64)
         self._size = np.empty(self._first_chunk[-1], np.int64)
@@ -97,21 +98,24 @@ class Reader:
             found[at] = values
         return np.empty(0, object) if found is None else found
 
-    def images(self, index: Index, out: Sequence[Pixels], *, keep: bool = True, mapped: bool = False) -> None:
-        """Read the images at ``index`` (n,), each into its entry of ``out``: flat uint8, the bytes of a row.
+    def images(self, index: Index, out: RowBuffers, *, keep: bool = True) -> None:
+        """Read the images at ``index`` (n,), each to its place in ``out``.
 
-        Each run of neighbouring raw rows is one read, each compressed chunk is decoded once. With ``keep``
-        the chunks decoded last are kept for later calls, which may ask for other rows of theirs.
-
-        With ``mapped`` raw rows are copied from memory maps of the files, which stay: faster than `preadv`
-        where the pages are in memory. But the pages then count as this process's, and a file that is cut
-        short, or a disk that fails, ends the process with SIGBUS.
+        Raw rows are read by themselves, in as few calls as the system allows; each compressed chunk is decoded
+        once. With ``keep`` the chunks decoded last are kept for later calls, which may ask for other rows of
+        theirs.
 
         Raises
         ------
         ShardError
-            A file is missing, replaced or too short, or the pixels read are not those written.
+            A file is missing, replaced or too short, cannot be read, or the pixels read are not those written.
+        UsageError
+            ``out`` has not the places that ``index`` needs.
         """
+        if len(out) != len(index) or out.row_bytes != self.row_bytes:
+            raise UsageError(
+                f"buffers of {len(out)} rows of {out.row_bytes} bytes, expected {len(index)} of {self.row_bytes}"
+            )
         slot, shard, chunk, row_in_chunk = self._locate(index)
         compressed = self._compressed[chunk]
         if compressed.any():
@@ -119,7 +123,7 @@ class Reader:
         if not compressed.all():
             raw = np.flatnonzero(~compressed)
             offset = self._offset[chunk[raw]] + row_in_chunk[raw] * self.row_bytes
-            (self._copy_raw if mapped else self._read_raw)(shard[raw], offset, raw, out)
+            self._read_raw(shard[raw], offset, raw, out)
         self._check(slot, out)
 
     def will_need(self, index: Index) -> bool:
@@ -197,42 +201,51 @@ class Reader:
             raise RuntimeError(f"shard {shard} was not opened")
         return file
 
-    def _read_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
-        order = np.lexsort((offset, shard))
-        shard, offset, at = shard[order], offset[order], at[order]
-        new_run = (np.diff(shard, prepend=-1) != 0) | (np.diff(offset, prepend=-1) != self.row_bytes)
-        first = np.flatnonzero(new_run)
-        runs = zip(shard[first].tolist(), first.tolist(), [*first[1:].tolist(), len(at)], strict=True)
-        rows, offsets = at.tolist(), offset.tolist()
-        held, preadv, row_bytes = self._held, os.preadv, self.row_bytes
-        for number, start, end in runs:
-            if (fd := held[number]) >= 0:
-                # Random rows are runs of one. The less Python between two reads, the less one thread waits
-                # for another's.
-                if end - start == 1 and preadv(fd, (out[rows[start]],), offsets[start]) == row_bytes:
-                    continue
-                whole = read_into(fd, [out[i] for i in rows[start:end]], offsets[start])
-            else:
-                with self._image(number) as fd:
-                    whole = read_into(fd, [out[i] for i in rows[start:end]], offsets[start])
-            if not whole:
-                raise ShardError(
-                    f"'{self._file(number)[0]}' ends before its row at byte {offsets[start]}. {CURE}"
-                )
+    def _read_raw(self, shard: Index, offset: Index, at: Index, out: RowBuffers) -> None:
+        """Read the rows that lie at ``offset`` of their shards' files to the places ``at`` in ``out``."""
+        fds = self._held[shard]
+        if (fds >= 0).all():
+            self._read_rows(fds, shard, offset, at, out)
+            return
+        few = max(1, self._files.limit // 8)  # other threads want files too
+        numbers = np.unique(shard)
+        for some in np.split(numbers, range(few, len(numbers), few)):
+            with ExitStack() as files:
+                fd_of = {number: files.enter_context(self._image(number)) for number in some.tolist()}
+                here = np.flatnonzero(np.isin(shard, some))
+                fds = np.array([fd_of[number] for number in shard[here].tolist()])
+                self._read_rows(fds, shard[here], offset[here], at[here], out)
 
-    def _copy_raw(self, shard: Index, offset: Index, at: Index, out: Sequence[Pixels]) -> None:
-        maps = {number: self._map(number) for number in np.unique(shard).tolist()}
-        for number, start, i in zip(shard.tolist(), offset.tolist(), at.tolist(), strict=True):
-            np.copyto(out[i], maps[number][start : start + self.row_bytes])
+    def _read_rows(self, fds: Index, shard: Index, offset: Index, at: Index, out: RowBuffers) -> None:
+        whole = np.zeros(len(at), np.bool_)
+        if len(at) >= LEAST_LISTED:
+            if (reads := self._take_list()) is not None:
+                whole = reads.read(fds, offset, out.addresses[at], self.row_bytes) == self.row_bytes
+            self._lists.append(reads)
+        for i in np.flatnonzero(~whole).tolist():
+            self._read_exactly(int(shard[i]), int(fds[i]), out[at[i]], int(offset[i]), "a row")
 
-    def _map(self, shard: int) -> Pixels:
-        found = self._maps.get(shard)
-        if found is None:
-            found = self._maps[shard] = map_file(*self._file(shard))
-        return found
+    def _take_list(self) -> ReadList | None:
+        """A list of reads for this thread alone; None where the system has none."""
+        try:
+            return self._lists.pop()
+        except IndexError:
+            try:
+                return ReadList()
+            except OSError:
+                return None
+
+    def _read_exactly(self, shard: int, fd: int, buffer: Pixels, offset: int, what: str) -> None:
+        try:
+            found = "it ends before" if not read_into(fd, buffer, offset) else None
+        except OSError as error:
+            found = error.strerror or str(error)
+        if found:
+            path = self._file(shard)[0]
+            raise ShardError(f"'{path}': {what} at byte {offset} cannot be read: {found}. {CURE}")
 
     def _read_compressed(
-        self, shard: Index, chunk: Index, row_in_chunk: Index, at: Index, out: Sequence[Pixels], keep: bool
+        self, shard: Index, chunk: Index, row_in_chunk: Index, at: Index, out: RowBuffers, keep: bool
     ) -> None:
         at = at[np.argsort(chunk[at], kind="stable")]
         starts = np.flatnonzero(np.diff(chunk[at], prepend=-1)).tolist()
@@ -254,10 +267,8 @@ class Reader:
         rows = np.empty(size, np.uint8) if keep else self._scratch.take("rows", size)
         data = self._scratch.take("data", int(self._size[chunk]))
         with self._image(shard) as fd:
-            whole = read_into(fd, [data], int(self._offset[chunk]))
+            self._read_exactly(shard, fd, data, int(self._offset[chunk]), "a chunk")
         try:
-            if not whole:
-                raise ShardError("the file ends before")
             codecs.decode(self._codec[shard] or "", data, rows)
         except ShardError as error:
             first = (chunk - int(self._first_chunk[shard])) * chunk_rows
@@ -270,7 +281,7 @@ class Reader:
             self._kept.put(chunk, rows)
         return rows
 
-    def _check(self, slot: Index, out: Sequence[Pixels]) -> None:
+    def _check(self, slot: Index, out: RowBuffers) -> None:
         if self.verify == "off":
             return
         unchecked = range(len(slot)) if self.verify == "read" else np.flatnonzero(~self._seen[slot]).tolist()
@@ -315,5 +326,5 @@ class _Scratch(threading.local):
     def take(self, name: str, size: int) -> Pixels:
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = np.empty(size, np.uint8)
+            buffer = self._buffers[name] = aligned(size)
         return buffer[:size]

@@ -83,6 +83,9 @@ class Loader(DataLoader[Any]):
         self._options = options
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
         spare = options.prefetch_batches + 2
+        if self.plan.order != "exact":
+            group_rows = self.plan.mixed_chunks * dataset.manifest.chunk_rows
+            spare += 2 * -(-group_rows // batches.batch_size)
         image_bytes = int(np.prod(dataset.manifest.image_shape))
         self._pool = Pool(
             min(batches.batch_size, len(dataset)) * image_bytes, spare, pinned=self.plan.pin_memory
@@ -106,7 +109,6 @@ class Loader(DataLoader[Any]):
             blocks=None if self.plan.order == "exact" else batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
-            memory_map=self._options.memory_map,
         )
         return map(self._collated, ahead)
 

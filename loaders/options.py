@@ -35,11 +35,6 @@ class LoaderOptions:
         Chunks that are mixed in block order. None: as many as have 64 MiB of pixels, 4 to 64.
     fast_random_storage
         Storage that reads single rows as fast as long runs, such as a local NVMe disk.
-    memory_map
-        Let the threads copy raw rows from memory maps of the shards, a third faster than reading them where
-        the page cache is warm. The price: those pages count as this process's memory, though the system
-        takes them back, and a shard that is cut short under a running training ends it with SIGBUS, where
-        reading names the file in an error.
     pin_memory
         Images in page-locked memory, for copies to a CUDA device. None: where CUDA is available.
     start_method
@@ -54,7 +49,6 @@ class LoaderOptions:
     shuffle_by: ShuffleBy = "auto"
     mixed_chunks: int | None = None
     fast_random_storage: bool = False
-    memory_map: bool = False
     pin_memory: bool | None = None
     start_method: StartMethod | None = None
     quiet: bool = False

@@ -8,10 +8,9 @@ import weakref
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-Pixels = npt.NDArray[np.uint8]
+from shardwright.datasets.buffers import Pixels, aligned
 
 
 class Pool:
@@ -34,7 +33,7 @@ class Pool:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = np.empty(self.buffer_bytes, np.uint8)
+            buffer = aligned(self.buffer_bytes)
         array = buffer[: int(np.prod(shape))].reshape(shape)
         # The tensor, and all that is made of it, hold this array; the pool holds the memory behind it.
         weakref.finalize(array, self._free.append, buffer).atexit = False

@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
+from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.reader import Reader
 from shardwright.loaders.order import Epoch, batch_starts
-from shardwright.loaders.pool import Pixels, Pool
+from shardwright.loaders.pool import Pool
 
 Index = npt.NDArray[np.int64]
 
@@ -34,12 +35,12 @@ _PATIENCE_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch under way: ``missing`` rows are still to be read."""
+    """A batch under way: ``missing`` of its ``rows`` (n, row_bytes), which are the ``tensor``, are still to be read."""
 
     indices: Index
     missing: int
     tensor: torch.Tensor
-    rows: list[Pixels]
+    rows: Pixels
     error: BaseException | None = None
     _counting: threading.Lock = field(default_factory=threading.Lock)
     # Held until all rows are there: to wait for a lock takes a tenth of what a threading.Event takes.
@@ -68,15 +69,15 @@ class _Task:
     """Rows to read: ``indices[i]`` into ``out[i]``; ``parts`` says how many of them are whose."""
 
     indices: Index
-    out: list[Pixels]
+    out: RowBuffers
     parts: list[tuple[_Batch, int]]
 
 
 class _Crew:
     """Threads that do tasks. Knows no iterator, so that an iterator can be forgotten while they run."""
 
-    def __init__(self, reader: Reader, threads: int, memory_map: bool) -> None:
-        self.reader, self.memory_map = reader, memory_map
+    def __init__(self, reader: Reader, threads: int) -> None:
+        self.reader = reader
         self.cold = True  # until a number of tasks found their bytes in memory
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads = [
@@ -119,7 +120,7 @@ class _Crew:
 
     def _do(self, task: _Task) -> None:
         start = time.perf_counter()
-        self.reader.images(task.indices, task.out, keep=False, mapped=self.memory_map)
+        self.reader.images(task.indices, task.out, keep=False)
         seconds = time.perf_counter() - start
         self.cold |= seconds * _COLD_BYTES_PER_SECOND > len(task.out) * self.reader.row_bytes
         for batch, rows in task.parts:
@@ -141,10 +142,9 @@ class ReadAhead:
     threads
         Reading threads; 0 reads in the calling one.
     ahead
-        Batches that are read, or being read, beside the one handed out. In block order whole groups are
-        read, so that up to two groups come on top.
-    memory_map
-        Copy raw rows from memory maps of the shards.
+        Batches that are read, or being read, beside the one handed out. In block order it is no less than the
+        rest of a group and the next: no batch is whole before all chunks of its group are read, and threads
+        that would wait there have the next group to begin with.
     """
 
     def __init__(
@@ -158,7 +158,6 @@ class ReadAhead:
         blocks: Index | None,
         threads: int,
         ahead: int,
-        memory_map: bool = False,
     ) -> None:
         self._dataset, self._epoch, self._pool = dataset, epoch, pool
         self._batch_size, self._blocks = batch_size, blocks
@@ -169,7 +168,7 @@ class ReadAhead:
         self._next = 0
         self._planned = 0  # the tasks of positions before this were handed to the crew
         self._found_warm = 0
-        self._crew = _Crew(dataset.reader, threads, memory_map)
+        self._crew = _Crew(dataset.reader, threads)
         self._stop = weakref.finalize(self, self._crew.stop)
 
     def close(self) -> None:
@@ -198,39 +197,49 @@ class ReadAhead:
     def _plan(self) -> None:
         """Hand out tasks so that ``ahead`` batches beside the next are read or being read."""
         wanted = min(self._end, (self._next + 1 + self._ahead) * self._batch_size)
-        least = max(_TASK_ROWS, _TASK_BYTES // self._crew.reader.row_bytes)
+        if self._blocks is not None and self._ahead:
+            wanted = max(wanted, self._after_next_group())
         while self._planned < wanted:
             start = self._planned
             if self._blocks is None:
                 end = min(self._end, start + self._batch_size)
-                pieces: Sequence[Index] = np.split(np.arange(start, end), range(least, end - start, least))
             else:
                 group = np.searchsorted(self._epoch.groups, start, side="right")
                 end = min(self._end, int(self._epoch.groups[group]))
-                pieces = _by_chunk(
-                    self._epoch.indices[start:end].astype(np.int64), start, self._blocks, least // 2
-                )
             self._planned = end
-            tasks = [self._task(positions) for positions in pieces]
+            tasks = self._tasks(start, end)
             for task in tasks:
                 self._ask_ahead(task)
             for task in tasks:
                 self._crew.do(task)
 
-    def _task(self, positions: Index) -> _Task:
-        indices = self._epoch.indices[positions].astype(np.int64)
-        if (
-            len(positions) == self._batch_size
-            and positions[0] % self._batch_size == 0
-            and self._blocks is None
-        ):
-            batch = self._batch(int(positions[0]) // self._batch_size)  # the whole of one: no need to look
-            return _Task(indices, batch.rows, [(batch, len(positions))])
-        numbers, places = np.divmod(positions, self._batch_size)
-        batches = {number: self._batch(number) for number in np.unique(numbers).tolist()}
-        out = [batches[n].rows[p] for n, p in zip(numbers.tolist(), places.tolist(), strict=True)]
-        parts = [(batch, int((numbers == number).sum())) for number, batch in batches.items()]
-        return _Task(indices, out, parts)
+    def _after_next_group(self) -> int:
+        """Where the group ends that comes after the one with the next batch."""
+        groups = self._epoch.groups
+        group = np.searchsorted(groups, self._next * self._batch_size, side="right")
+        return min(self._end, int(groups[min(group + 1, len(groups) - 1)]))
+
+    def _tasks(self, start: int, end: int) -> list[_Task]:
+        """What is to be read for the positions ``[start, end)``."""
+        indices = self._epoch.indices[start:end].astype(np.int64)
+        first = start // self._batch_size
+        number, place = np.divmod(np.arange(start - first * self._batch_size, end - first * self._batch_size),
+                                  self._batch_size)  # fmt: skip
+        batches = [self._batch(first + k) for k in range(int(number[-1]) + 1)]
+        out = RowBuffers([batch.rows for batch in batches], number, place)
+        least = max(_TASK_ROWS, _TASK_BYTES // out.row_bytes)
+        if self._blocks is not None:
+            pieces = _by_chunk(indices, self._blocks, least)
+        elif len(indices) < 2 * least:
+            return [_Task(indices, out, [(batches[0], len(indices))])]
+        else:
+            pieces = np.split(np.arange(len(indices)), range(least, len(indices) - least + 1, least))
+        tasks = []
+        for piece in pieces:
+            counts = np.bincount(number[piece]).tolist()
+            parts = [(batch, count) for batch, count in zip(batches, counts, strict=False) if count]
+            tasks.append(_Task(indices[piece], out.part(piece), parts))
+        return tasks
 
     def _batch(self, number: int) -> _Batch:
         batch = self._batches.get(number)
@@ -238,7 +247,7 @@ class ReadAhead:
             start = self._starts[number]
             indices = self._epoch.indices[start : min(self._end, start + self._batch_size)].astype(np.int64)
             tensor, array = self._pool.take((len(indices), *self._dataset.manifest.image_shape))
-            rows = list(array.reshape(len(indices), -1))
+            rows = array.reshape(len(indices), -1)
             batch = self._batches[number] = _Batch(indices, len(indices), tensor, rows)
         return batch
 
@@ -253,8 +262,8 @@ class ReadAhead:
             self._crew.cold = self._found_warm < _WARM_TASKS
 
 
-def _by_chunk(indices: Index, start: int, blocks: Index, least: int) -> Sequence[Index]:
-    """The positions of one group, in the order of the data set; cut where a chunk begins, ``least`` rows on."""
+def _by_chunk(indices: Index, blocks: Index, least: int) -> Sequence[Index]:
+    """Which ``indices`` to read together: in the order of the data set, cut where a chunk begins, ``least`` rows on."""
     order = np.argsort(indices)
     borders = np.flatnonzero(np.diff(np.searchsorted(blocks, indices[order], side="right"))) + 1
     cuts, last = [], 0
@@ -262,4 +271,4 @@ def _by_chunk(indices: Index, start: int, blocks: Index, least: int) -> Sequence
         if border - last >= least:
             cuts.append(border)
             last = border
-    return np.split(order + start, cuts)
+    return np.split(order, cuts)

@@ -1,17 +1,21 @@
 """Data sets for tests, written by the shard writers themselves, without pictures and worker processes."""
 
 import multiprocessing
+import os
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import Output
 from shardwright.convert.store import shard_file, shard_writer
 from shardwright.datasets import ShardedDataset
+from shardwright.datasets.aio import ReadList
 from shardwright.datasets.layout import Manifest, Shard, Stats, Storage, columns_of
 
 
@@ -110,3 +114,23 @@ def republish(built: Built, **changes: object) -> None:
     text = replace(built.manifest, **changes).to_json()  # type: ignore[arg-type]
     for name in ("manifest.json", "manifest-000001.json"):
         (built.folder / name).write_text(text)
+
+
+def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """A list that grows by (inode, offset, bytes) with every read of pixels, by whichever call."""
+    found: list[tuple[int, int, int]] = []
+    preadv, read = os.preadv, ReadList.read
+
+    def recording_preadv(fd: int, buffers: Any, offset: int, *flags: int) -> int:
+        if not flags:  # else it asks whether the page is in memory
+            found.append((os.fstat(fd).st_ino, offset, sum(map(len, buffers))))
+        return preadv(fd, buffers, offset, *flags)
+
+    def recording_read(self: ReadList, fds: Any, offsets: Any, addresses: Any, size: int) -> Any:
+        inodes = [os.fstat(fd).st_ino for fd in fds.tolist()]
+        found.extend(zip(inodes, offsets.tolist(), [size] * len(fds), strict=True))
+        return read(self, fds, offsets, addresses, size)
+
+    monkeypatch.setattr(os, "preadv", recording_preadv)
+    monkeypatch.setattr(ReadList, "read", recording_read)
+    return found
