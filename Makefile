@@ -9,7 +9,7 @@ TYPING := build/typing/shardwright
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help convert train test check test-interop bench typing clean bench-load bench-start ffcv
+.PHONY: help convert train test check test-interop bench typing clean soak bench-load bench-start ffcv
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ typing:
 
 test-interop: $(READY) ## Other readers read our shards: old h5py, h5dump, Hugging Face; in environments of their own
 	$(BIN)/pytest -m interop --timeout 900
+
+soak: $(READY) ## Kill a conversion a thousand times at random instants; takes most of an hour
+	$(BIN)/pytest tests/test_resume.py -k random_instants --kills 500 --timeout 7200
 
 bench-load: $(READY) ## Measure the loader against bare reads, h5py, and FFCV after `make ffcv`
 	$(BIN)/python benchmarks/load.py

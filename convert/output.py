@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from shardwright.convert.unfinished import Unfinished
 from shardwright.convert.write import Finding
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER, Manifest, report_name
 from shardwright.datasets.manifest import (
@@ -97,6 +98,8 @@ class Output:
         self.state = folder / WORK_FOLDER
         # Of this run alone: what a worker of a killed run may still do in its own harms nobody.
         self.work = self.state / f"work-{os.getpid()}-{secrets.token_hex(4)}"
+        #: Finished shards that are not published yet.
+        self.unfinished = Unfinished(folder)
 
     def begin(self) -> None:
         """Make the folders, and empty the work folder of what a killed run left."""
@@ -118,29 +121,30 @@ class Output:
         return total
 
     def abandon(self) -> None:
-        """Remove work in progress, and where no version was published, the folders for it if they are empty."""
+        """Remove work in progress, but no finished shards; and the folders for it if they are empty."""
         self.forget_work()
+        self.unfinished.forget_if_empty()
         if not (self.folder / "manifest.json").exists():
             for folder in (self.folder / SHARDS_FOLDER, self.state, self.folder):
                 with suppress(OSError):  # missing, not empty, or locked
                     folder.rmdir()
 
     def settle(self) -> None:
-        """Finish publishing a version whose own manifest was written, and `manifest.json` not yet."""
+        """Finish publishing a version whose own manifest was written, and forget how it was made."""
         if not self.folder.is_dir():
             return
         versions, newest = versions_of(self.folder), newest_version(self.folder) or 0
         if versions and versions[-1] > newest:
             self.state.mkdir(exist_ok=True)
             write_manifest(self.folder, read_manifest(self.folder, versions[-1]))
+        request = self.unfinished.request()
+        if request is not None and request.get("version", 0) <= (newest_version(self.folder) or 0):
+            self.unfinished.forget()
 
-    def publish(
-        self, manifest: Manifest, temporary: Sequence[Path], findings: Sequence[Finding], fingerprint: str
-    ) -> None:
-        """Give the shards their names, then write report and manifest: from then on readers see them."""
-        names = [file.name for shard in manifest.shards for file in shard.files]
-        for path, name in zip(temporary, names, strict=True):
-            os.rename(path, self.folder / name)
+    def publish(self, manifest: Manifest, findings: Sequence[Finding], fingerprint: str) -> None:
+        """Give the finished shards their names, then write report and manifest: from then on readers see them."""
+        for file in (file for shard in manifest.shards for file in shard.files):
+            self.unfinished.place(file)
         sync_folder(self.folder / SHARDS_FOLDER)
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
@@ -148,7 +152,7 @@ class Output:
             self._hints(manifest.version), json.dumps({"fingerprint": fingerprint}).encode(), self.state
         )
         write_manifest(self.folder, manifest)
-        self.forget_work()
+        self.unfinished.forget()
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether every file of ``manifest`` is there, in its size: one that lost a shard is not up to date."""

@@ -88,3 +88,19 @@ def decide(
             "If that is meant, use --allow-shrink"
         )
     return newest.version + 1
+
+
+def refuse_other_request(before: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
+    """Keep finished shards of an unfinished conversion from being thrown away by an option mistyped.
+
+    Raises
+    ------
+    OutputError
+        The two requests have different options.
+    """
+    different = differences(before.get("options") or {}, now["options"])
+    if different:
+        raise OutputError(
+            f"'{out}' holds an unfinished conversion with other options: {'; '.join(different)}. Use the same options "
+            "to go on with it, or --new-version to begin anew"
+        )

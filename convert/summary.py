@@ -65,6 +65,9 @@ def as_json(done: Conversion) -> dict[str, Any]:
         "rejected": dict(manifest.rejected),
         "suspect": dict(manifest.suspect),
         "skipped": dict(manifest.skipped),
+        "resumed_shards": done.resumed,
+        "changes": done.changes.counts() if done.changes else None,
+        "notes": list(done.notes),
         "report": str(done.folder / report_name(manifest.version)),
     }
 
@@ -98,6 +101,13 @@ def in_words(done: Conversion) -> list[str]:
                 f"  {sum(counts.values())} {verdict}: {_counts(counts)}; "
                 f"see '{done.folder / report_name(manifest.version)}'"
             )
+    if done.resumed:
+        lines.append(
+            f"  {done.resumed} of {len(manifest.shards)} shards had been finished by a run that did not come to its end"
+        )
+    if done.changes:
+        lines.append(f"  since version {manifest.version - 1}: {done.changes.in_words()}")
+    lines += [f"  {note}" for note in done.notes]
     if manifest.skipped:
         lines.append(f"  skipped, not pictures: {_counts(manifest.skipped)}")
     return lines

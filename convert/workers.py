@@ -1,46 +1,190 @@
-"""The worker processes of a conversion: how they start, what they hand back, that they end."""
+"""The worker processes of a conversion: one shard each at a time, and what becomes of it when one of them dies."""
 
 import os
-from collections.abc import Callable, Iterator
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 import joblib
 from joblib.externals.loky import ProcessPoolExecutor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from shardwright.convert.options import ConvertOptions
 from shardwright.convert.orphan import end_with_parent
-from shardwright.convert.write import ShardRecord, ShardTask, write_shard
+from shardwright.convert.write import ShardRecord, ShardTask, try_picture, write_shard
 from shardwright.errors import ShardwrightError
 
 # A worker decodes one picture at a time: more threads a worker would only get in each other's way.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+Result = TypeVar("Result")
+_TRIES = 2
+_PATIENCE_SECONDS = 1.0
+_LOOK_EVERY_SECONDS = 0.5
 
 
-@contextmanager
-def workers(options: ConvertOptions) -> Iterator[Callable[[ShardTask], "Future[ShardRecord]"]]:
-    """Processes of joblib's loky that write shards; they end with the context, whatever ended it."""
-    executor = ProcessPoolExecutor(
-        max_workers=options.jobs or joblib.cpu_count(),
-        env=_ONE_THREAD,
-        initializer=end_with_parent,
-        initargs=(os.getpid(),),
-    )
-    try:
-        yield lambda task: executor.submit(write_shard, task)
-    finally:
-        executor.shutdown(wait=True, kill_workers=True)
+class Workers:
+    """Processes of joblib's loky that write shards; a context, with which they end, whatever ended it.
+
+    Each is a pool of its own with a thread of this process that hands it its work: when one dies, it is known
+    which shard it had, and the others go on. A process starts when the first shard comes to it.
+
+    Parameters
+    ----------
+    jobs
+        How many. None: the CPUs that this process may use.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self._workers = [_Worker() for _ in range(jobs or joblib.cpu_count())]
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+        for thread in self._threads:
+            thread.join()
+
+    def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """What ``work`` returns in one of the processes.
+
+        Raises
+        ------
+        ShardwrightError
+            The process died.
+        """
+        try:
+            return self._workers[0].call(work, *arguments)
+        except _Died as error:
+            raise ShardwrightError(f"a worker process ended at once: {error}") from error
+
+    def write(self, tasks: Iterable[ShardTask]) -> Iterator[ShardRecord | None]:
+        """Write all shards; their records as they come, and None twice a second while none does.
+
+        Raises
+        ------
+        OSError
+            A shard could not be written.
+        ShardwrightError
+            A worker died again and again, and no picture alone was the cause.
+        """
+        found: queue.SimpleQueue[ShardRecord | BaseException | None] = queue.SimpleQueue()
+        todo, lock = iter(tasks), threading.Lock()
+
+        def drive(worker: _Worker) -> None:
+            try:
+                while True:
+                    with lock:
+                        task = next(todo, None)
+                    if task is None:
+                        break
+                    found.put(worker.write(task))
+                found.put(None)
+            except BaseException as error:  # it is raised where the records are handed out
+                found.put(error)
+
+        threads = [threading.Thread(target=drive, args=(worker,)) for worker in self._workers]
+        self._threads += threads
+        for thread in threads:
+            thread.start()
+        running = len(threads)
+        while running:
+            try:
+                record = found.get(timeout=_LOOK_EVERY_SECONDS)
+            except queue.Empty:
+                yield None
+                continue
+            if record is None:
+                running -= 1
+            elif isinstance(record, BaseException):
+                raise record
+            elif record.error is not None:
+                raise OSError(*record.error)
+            else:
+                yield record
 
 
-def result_of(future: "Future[ShardRecord]") -> ShardRecord:
-    """What a worker made of its task; raises what kept it from that."""
-    try:
-        record = future.result()
-    except TerminatedWorkerError as error:
+class _Worker:
+    """One process at a time, for one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._executor: ProcessPoolExecutor | None = None
+        self._future: Future[Any] | None = None
+        self._ended = False
+
+    def write(self, task: ShardTask) -> ShardRecord:
+        """Write one shard. If the process dies, try again; if it does again, without the picture that does it."""
+        for _ in range(_TRIES):
+            try:
+                return self._written(task)
+            except _Died:
+                continue
+        poison = frozenset(path for path in task.paths if self._dies_of(path, task))
+        if poison:
+            try:
+                return self._written(replace(task, poison=poison))
+            except _Died:
+                pass
         raise ShardwrightError(
-            f"a worker process ended while it converted (out of memory, or a crash in a decoder): {error}"
-        ) from error
-    if record.error is not None:
-        raise OSError(*record.error)
-    return record
+            f"the process that writes shard '{task.stem}' was killed or crashed {_TRIES} times, and none of its "
+            f"{len(task.paths)} pictures does that by itself: is there memory for so many --jobs? "
+            "Finished shards are kept: the same command goes on from there"
+        )
+
+    def _written(self, task: ShardTask) -> ShardRecord:
+        for left in task.partial.parent.glob(task.partial.name + ".*"):  # by one that died
+            left.unlink()
+        return self.call(write_shard, task)
+
+    def _dies_of(self, path: str, task: ShardTask) -> bool:
+        try:
+            self.call(try_picture, task.root / path, task.options.pixels)
+        except _Died:
+            return True
+        return False
+
+    def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """What ``work`` returns in the process; raises _Died if that ended."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the workers have been ended")
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(
+                    max_workers=1, env=_ONE_THREAD, initializer=end_with_parent, initargs=(os.getpid(),)
+                )
+            future: Future[Result] = self._executor.submit(work, *arguments)
+            self._future = future
+        try:
+            return future.result()
+        except BrokenProcessPool as error:  # loky's TerminatedWorkerError among them
+            self._drop()
+            raise _Died(str(error)) from error
+
+    def end(self) -> None:
+        """End the process, in the middle of its work too; from now on there is none."""
+        with self._lock:
+            self._ended = True
+        # loky's own thread fails, and leaves the process alive, where a pool is shut down before that thread has
+        # seen what was handed in last.
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while self._future is not None and time.monotonic() < end:
+            if self._future.running() or self._future.done():
+                break
+            time.sleep(0.001)
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, kill_workers=True)
+
+
+class _Died(Exception):
+    """A process ended in the middle of its work."""

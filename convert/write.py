@@ -7,6 +7,7 @@ import errno
 import hashlib
 import warnings
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from shardwright.convert.options import ConvertOptions
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.store import ShardWriter, shard_file, shard_writer
 from shardwright.datasets.layout import Shard
-from shardwright.datasets.pixels import Picture, Pixels, decode
+from shardwright.datasets.pixels import Picture, PixelOptions, Pixels, decode
 from shardwright.errors import PictureError
 
 
@@ -28,7 +29,8 @@ class ShardTask:
     """All that a worker needs to write one shard.
 
     ``paths`` are relative to ``root``; ``partial`` is where to write, a path without ending; ``stem`` is
-    what the files will be called without theirs.
+    what the files will be called without theirs. ``poison`` are the paths at which a process died: they are
+    rejected unseen.
     """
 
     number: int
@@ -39,6 +41,7 @@ class ShardTask:
     ids: tuple[str, ...]
     labels: tuple[int, ...]
     options: ConvertOptions
+    poison: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,9 @@ class ShardRecord:
     saved_bytes: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
     error: tuple[int, str] | None = None
+
+
+_POISON = "crash: the process that decodes it ends, by a crash in a decoder or for want of memory"
 
 
 def write_shard(task: ShardTask) -> ShardRecord:
@@ -101,6 +107,8 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
     for path, id, label in zip(task.paths, task.ids, task.labels, strict=True):
         data = b""
         try:
+            if path in task.poison:
+                raise PictureError(_POISON)
             data = _read(task.root / path)
             picture = decode(data, task.options.pixels)
         except PictureError as error:
@@ -131,6 +139,13 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
         saved_bytes=writer.saved_bytes,
         environment=environment(),
     )
+
+
+def try_picture(path: Path, options: PixelOptions) -> None:
+    """Do with one picture what may end a process, and nothing else."""
+    with warnings.catch_warnings(), suppress(PictureError, MemoryError):
+        warnings.simplefilter("ignore")
+        decode(_read(path), options)
 
 
 def _read(path: Path) -> bytes:

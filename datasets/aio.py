@@ -76,8 +76,8 @@ class ReadList:
         collected = 0
         while collected < submitted:
             wanted = ctypes.c_long(submitted - collected)
-            events = self._events.ctypes.data + collected * _EVENT.itemsize
-            got = self._getevents(self._context, wanted, wanted, ctypes.c_void_p(events), None)
+            place = ctypes.c_void_p(self._events.ctypes.data + collected * _EVENT.itemsize)
+            got = self._getevents(self._context, wanted, wanted, place, None)
             if got < 0 and ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             collected += max(0, got)

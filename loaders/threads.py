@@ -216,7 +216,7 @@ class ReadAhead:
     def _after_next_group(self) -> int:
         """Where the group ends that comes after the one with the next batch."""
         groups = self._epoch.groups
-        group = np.searchsorted(groups, self._next * self._batch_size, side="right")
+        group = int(np.searchsorted(groups, self._next * self._batch_size, side="right"))
         return min(self._end, int(groups[min(group + 1, len(groups) - 1)]))
 
     def _tasks(self, start: int, end: int) -> list[_Task]:

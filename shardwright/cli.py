@@ -36,7 +36,8 @@ class _Group(click.Group):
             ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
         except (KeyboardInterrupt, _Terminated) as error:
             terminated = isinstance(error, _Terminated)
-            click.echo(f"shardwright: {'terminated' if terminated else 'interrupted'}", err=True)
+            what = "terminated" if terminated else "interrupted"
+            click.echo(f"shardwright: {what}; the same command goes on where this one was", err=True)
             ctx.exit(TERMINATED if terminated else INTERRUPTED)
 
 

@@ -31,15 +31,25 @@ class Ran:
     err: str
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=20, help="kills of a conversion, for each format")
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a conversion is killed."""
+    return int(request.config.getoption("--kills"))
+
+
 class _Here:
     """Stands in for loky's executor: tasks run where they are submitted."""
 
     def __init__(self, **_: Any) -> None:
         pass
 
-    def submit(self, work: Callable[[Any], Any], task: Any) -> "Future[Any]":
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         future: Future[Any] = Future()
-        future.set_result(work(task))
+        future.set_result(work(*arguments))
         return future
 
     def shutdown(self, **_: Any) -> None:

@@ -10,7 +10,6 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +18,6 @@ import h5py
 import numpy as np
 import pytest
 from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from PIL import Image
 
 from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, workers
@@ -243,8 +241,6 @@ def test_the_bytes_depend_on_no_process_and_no_leftovers(
         {".shardwright/work-1-x/000001-00003.h5": b"half", "shards/000001-00000.h5": b"half"},
     )
     convert(source, out, options_for(storage))
-    if storage == "npy":
-        (out / "shards/000001-00000.h5").unlink()
     assert hashes(out) == hashes(done.folder)
 
 
@@ -437,7 +433,7 @@ def test_a_run_that_fails_leaves_the_version_before(
     put(small / "src", {"a/new.png": png(99)})
     with monkeypatch.context() as patch:
         patch.setattr(f"shardwright.convert.{failing}", full)
-        with pytest.raises(OutputError, match="cannot write '.*out': No space left on device"):
+        with pytest.raises(OutputError, match="cannot write '.*out': the disk is full. .* bytes.* bytes"):
             convert(small / "src", small / "out", SMALL)
     after = hashes(small / "out")
     assert {name: after[name] for name in before} == before
@@ -459,13 +455,6 @@ def test_an_interrupt_leaves_nothing(here: None, tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         convert(tmp_path / "src", tmp_path / "out", SMALL)
     assert os.listdir(tmp_path) == ["src"]
-
-
-def test_a_worker_that_died_is_said_so() -> None:
-    future: Future[Any] = Future()
-    future.set_exception(TerminatedWorkerError("SIGKILL(-9)"))
-    with pytest.raises(ShardwrightError, match="a worker process ended .*out of memory.*SIGKILL"):
-        workers.result_of(future)
 
 
 # --- splits and class maps ------------------------------------------------------------------------------

@@ -148,8 +148,14 @@ def test_signals_end_everything(tmp_path: Path, number: signal.Signals, code: in
     assert seconds < 5
     assert "Traceback" not in said
     assert said.count("shardwright: ") == 1
-    assert not out.exists()
+    assert "same command goes on" in said
     assert processes_naming(mark) == []
+    # Finished shards are kept, out of sight; of what was half-made nothing is.
+    assert not list(out.glob(".shardwright/work*"))
+    assert not any(path.is_file() for path in out.rglob("*") if ".shardwright" not in path.parts)
+    subprocess.run([*COMMAND, str(tree), str(out)], check=True, capture_output=True)
+    subprocess.run([*COMMAND, str(tree), str(tmp_path / "undisturbed")], check=True, capture_output=True)
+    assert everything(out) == everything(tmp_path / "undisturbed")
 
 
 def test_a_killed_parent_takes_its_workers_along(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Room on the disk: whether a conversion fits before it starts, and what to say when it did not."""
+
+import errno
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.convert.encode import encode_chunk
+from shardwright.convert.write import ShardTask
+from shardwright.datasets.pixels import decode
+from shardwright.errors import OutputError, PictureError
+
+_FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "a file would be larger than allowed (see `ulimit -f`)",
+}
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write where ``folder`` is, or will be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def check_room(out: Path, needed_bytes: int) -> None:
+    """Refuse what does not fit.
+
+    Raises
+    ------
+    OutputError
+        Names both figures.
+    """
+    free = free_bytes(out)
+    if needed_bytes > free:
+        raise OutputError(
+            f"'{out}' needs {_words(needed_bytes)}, its disk has {_words(free)} free. "
+            "Make room and run the same command again, or use another output"
+        )
+
+
+def full_disk(error: OSError, out: Path, needed_bytes: int) -> OutputError | None:
+    """What to say of ``error`` if it is for want of room, where at most ``needed_bytes`` were still to come."""
+    why = _FULL.get(error.errno or 0)
+    if why is None:
+        return None
+    return OutputError(
+        f"cannot write '{out}': {why}. What is missing needs at most {_words(needed_bytes)}, its disk has "
+        f"{_words(free_bytes(out))} free. Nothing was published and finished shards are kept: make room, and the "
+        "same command goes on from there"
+    )
+
+
+def stored_share(task: ShardTask) -> float:
+    """Share of its pixels' bytes that a shard will have on disk, from its first chunk; decodes that."""
+    pixels = []
+    for path in task.paths[: task.options.store.chunk_rows]:
+        with suppress(PictureError, OSError):
+            pixels.append(decode((task.root / path).read_bytes(), task.options.pixels).pixels)
+    if not pixels or task.options.store.codec == "none":
+        return 1.0
+    store = task.options.store
+    payload, _, _ = encode_chunk(np.stack(pixels), len(pixels), store.codec, store.min_saving)
+    return len(payload) / (len(pixels) * task.options.row_bytes)
+
+
+def _words(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB ({size:,} bytes)"

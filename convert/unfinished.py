@@ -1,0 +1,114 @@
+"""What a conversion has done so far: its finished shards and the record of each, kept until it is published.
+
+A shard is finished when its record is there, which is written last: that a file exists says nothing. All of it
+belongs to one *request*, which says from what and how; another request does not go on with it.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardwright.convert.stats import Sums
+from shardwright.convert.write import Finding, ShardRecord
+from shardwright.datasets.layout import SHARDS_FOLDER, WORK_FOLDER, Shard, ShardFile
+
+Request = Mapping[str, Any]
+_REQUEST = "request.json"
+
+
+class Unfinished:
+    """The unfinished conversion in the data set at ``folder``, if there is one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._run = folder / WORK_FOLDER / "run"
+
+    def request(self) -> Request | None:
+        """What it was asked for; None where there is no unfinished conversion."""
+        try:
+            found = json.loads((self._run / _REQUEST).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def begin(self, request: Request) -> list[ShardRecord]:
+        """Begin the conversion that ``request`` asks for, or go on with it: the records of its finished shards.
+
+        What another one left is removed.
+        """
+        if self.request() != request:
+            self.forget()
+            self._run.mkdir(parents=True)
+            # A version that was being published and never was: its number is given again.
+            for path in (self._folder / SHARDS_FOLDER).glob(f"{request['version']:06d}-*"):
+                path.unlink()
+            _write(self._run / _REQUEST, request)
+        records = (_record_at(path) for path in sorted(self._run.glob("record-*.json")))
+        return [record for record in records if record is not None and self._holds(record)]
+
+    def keep(self, record: ShardRecord) -> None:
+        """Take the files of a shard that a worker finished, then write its record."""
+        if record.shard is not None:
+            for path, file in zip(record.temporary, record.shard.files, strict=True):
+                os.rename(path, self._kept(file))
+        _write(self._run / f"record-{record.number:05d}.json", {**asdict(record), "temporary": ()})
+
+    def drop(self, record: ShardRecord) -> None:
+        """Forget one finished shard."""
+        (self._run / f"record-{record.number:05d}.json").unlink()
+
+    def place(self, file: ShardFile) -> None:
+        """Give a finished file its name, unless a run that was killed just then has done so."""
+        if self._kept(file).exists():
+            os.rename(self._kept(file), self._folder / file.name)
+
+    def forget(self) -> None:
+        """Remove it all."""
+        shutil.rmtree(self._run, ignore_errors=True)
+
+    def forget_if_empty(self) -> None:
+        """Remove what is left of it where no shard was finished."""
+        if not any(path.name.startswith("record-") for path in self._run.glob("*")):
+            self.forget()
+
+    def _holds(self, record: ShardRecord) -> bool:
+        return record.shard is None or all(map(self._has, record.shard.files))
+
+    def _has(self, file: ShardFile) -> bool:
+        return any(
+            path.is_file() and path.stat().st_size == file.bytes
+            for path in (self._kept(file), self._folder / file.name)
+        )
+
+    def _kept(self, file: ShardFile) -> Path:
+        return self._run / Path(file.name).name
+
+
+def _write(path: Path, values: Request) -> None:
+    # Not synced: what the machine's end leaves of it is no JSON or none, and its shard is made again.
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(values))
+    os.replace(partial, path)
+
+
+def _record_at(path: Path) -> ShardRecord | None:
+    try:
+        found = json.loads(path.read_bytes())
+        shard = found["shard"]
+        if shard is not None:
+            files = tuple(ShardFile(**file) for file in shard["files"])
+            shard = Shard(**{**shard, "files": files, "dead_rows": tuple(shard["dead_rows"])})
+        return ShardRecord(
+            number=found["number"],
+            shard=shard,
+            findings=tuple(Finding(**finding) for finding in found["findings"]),
+            sums=Sums(**found["sums"]),
+            saved_bytes=found["saved_bytes"],
+            environment=found["environment"],
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
