@@ -143,3 +143,14 @@ def test_pytest_does_not_hide_it_either() -> None:
     """These tests run in the root folder, whose name must not be among those searched."""
     assert not {"", ".", str(ROOT)} & set(sys.path)
     assert "datasets" not in sys.modules or str(ROOT) not in str(sys.modules["datasets"].__file__)
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    rows = re.findall(r"^\|.*\|(.*)\|$", (ROOT / "docs" / "guarantees.md").read_text("utf-8"), re.M)[2:]
+    assert len(rows) > 10
+    for shown in rows:
+        named = re.findall(r"`(test_\w+\.py)`(?:: ((?:`\w+`(?:, )?)+))?", shown)
+        assert named or "`output.py`" in shown, shown
+        for file, tests in named:
+            text = (ROOT / "tests" / file).read_text("utf-8")
+            assert all(f"def test_{test}(" in text for test in re.findall(r"\w+", tests)), (file, tests)
