@@ -32,6 +32,8 @@ class Part:
         Shards that an earlier run had finished.
     notes
         What a person should know.
+    read, seconds
+        Pictures that this run read, and the time from the first to the last.
     """
 
     split: str
@@ -43,6 +45,7 @@ class Part:
     records: list[ShardRecord] = field(default_factory=list)
     resumed: int = 0
     notes: list[str] = field(default_factory=list)
+    read: int = 0
     seconds: float = 0.0
 
     @property

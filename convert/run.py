@@ -50,6 +50,8 @@ class Conversion:
         What was rejected or suspect.
     lzf_saving
         The share that LZF saves or would save on all pixels; None where no probe was made.
+    read
+        Pictures that this run read, in those seconds.
     resumed
         Shards that an earlier run, which did not come to its end, had finished.
     changes
@@ -66,6 +68,7 @@ class Conversion:
     seconds: float = 0.0
     findings: tuple[Finding, ...] = ()
     lzf_saving: float | None = None
+    read: int = 0
     resumed: int = 0
     changes: Changes | None = None
     notes: tuple[str, ...] = ()
@@ -216,7 +219,7 @@ def _check_resources(todo: list[Part], out: Path, options: ConvertOptions, worke
 def _write_shards(part: Part, options: ConvertOptions, progress: ProgressMaker, workers: Workers) -> None:
     start = time.monotonic()
     rows = {plan.number: len(plan.samples) for plan in part.plans}
-    done = shown = sum(rows[record.number] for record in part.records)
+    before = done = shown = sum(rows[record.number] for record in part.records)
     with progress(part.split or "convert", len(part.scan), "images") as bar:
         bar.update(done)
         for record in workers.write(part.tasks(options)):
@@ -228,6 +231,7 @@ def _write_shards(part: Part, options: ConvertOptions, progress: ProgressMaker, 
             now = max(shown, min(done + under_way, len(part.scan)))
             bar.update(now - shown)
             shown = now
+    part.read = done - before
     part.seconds = time.monotonic() - start
 
 
@@ -251,6 +255,7 @@ def _publish(part: Part, manifest: Manifest) -> Conversion:
         seconds=part.seconds,
         findings=tuple(findings),
         lzf_saving=saved / pixel_bytes if manifest.options["compression"] == "lzf" else None,
+        read=part.read,
         resumed=part.resumed,
         changes=changed,
         notes=tuple(part.notes),

@@ -61,7 +61,7 @@ def as_json(done: Conversion) -> dict[str, Any]:
         "source_bytes": done.source_bytes,
         "bytes": manifest.bytes,
         "seconds": round(done.seconds, 3),
-        "images_per_second": round(manifest.rows / done.seconds, 1) if done.seconds else None,
+        "images_per_second": round(done.read / done.seconds, 1) if done.seconds else None,
         "rejected": dict(manifest.rejected),
         "suspect": dict(manifest.suspect),
         "skipped": dict(manifest.skipped),
@@ -85,7 +85,7 @@ def in_words(done: Conversion) -> list[str]:
     lines = [
         f"'{done.folder}': version {manifest.version}, {manifest.rows} images of {height}x{width}x{channels}, "
         f"{len(manifest.classes)} classes, {len(manifest.shards)} {manifest.storage} shards",
-        f"  {done.seconds:.1f} s, {manifest.rows / max(done.seconds, 1e-9):.0f} images/s; "
+        f"  {done.seconds:.1f} s, {done.read / max(done.seconds, 1e-9):.0f} images/s; "
         f"{_mb(done.source_bytes)} of pictures, {_mb(manifest.bytes)} of shards",
     ]
     trial = try_lzf(done.folder, manifest)
