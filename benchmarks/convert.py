@@ -205,14 +205,14 @@ def profile_of(tasks: Sequence[write.ShardTask]) -> dict[str, float]:
         calls = entries[caller.__code__].calls or ()
         return sum(call.totaltime for call in calls if isinstance(call.code, str) and builtin in call.code)
 
-    decoders = of(pixels._simplejpeg, pixels._decode_other)
+    decoders = of(pixels.decode_strictly, pixels.to_channels)
     probe, checksum = of(encode.probe), of(encode.checksummed)
     stages = {
         "read the file": of(write._read),
         "SHA-256 of the file": below(write._Rows.add, "sha256"),
-        "open, header, EXIF (Pillow)": of(pixels.decode) - of(pixels.fit) - decoders,
+        "open, header, EXIF (Pillow)": of(pixels.decode) - of(pixels.fitted) - decoders,
         "decode": decoders,
-        "resize": of(pixels.fit),
+        "resize": of(pixels.fitted),
         "CRC-32 of the row": below(write._Rows.add, "crc32"),
         "mean and deviation": of(stats.Summing.add),
         "LZF, probe of the chunk": probe,

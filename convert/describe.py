@@ -39,6 +39,7 @@ def describe(folder: Path, *, files: bool = False, stats: bool = False) -> dict[
         "compressed_chunks": sum(shard.compressed_chunks for shard in manifest.shards),
         "bytes": manifest.bytes,
         "rejected": dict(manifest.rejected),
+        "duplicates": dict(manifest.duplicates),
         "suspect": dict(manifest.suspect),
         "skipped": dict(manifest.skipped),
         "options": dict(manifest.options),
@@ -72,7 +73,7 @@ def in_words(found: dict[str, Any]) -> list[str]:
         f"{found['compressed_chunks']} of {found['chunks']} chunks compressed",
         "  options: " + ", ".join(f"{key}={value}" for key, value in found["options"].items()),
     ]
-    for key in ("rejected", "suspect", "skipped"):
+    for key in ("rejected", "suspect", "duplicates", "skipped"):
         if found[key]:
             lines.append(
                 f"  {key}: " + ", ".join(f"{count} {reason}" for reason, count in found[key].items())

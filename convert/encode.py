@@ -4,7 +4,7 @@ import numpy as np
 
 from shardwright.convert.options import Compression
 from shardwright.datasets import codecs
-from shardwright.datasets.pixels import Pixels
+from shardwright.datasets.buffers import Pixels
 
 #: A probe that promises this much less than is asked for does not rule the chunk out: over 22 chunks of
 #: photographs it lay 0.016 above the chunk's own ratio, at most 0.044.

@@ -93,6 +93,9 @@ class ConvertOptions:
         Whether other options on an existing output make its next version rather than an error.
     allow_shrink
         Whether a source that lost more than half of its pictures is converted all the same.
+    newer_than_grace
+        Seconds that must have passed since a picture's file was last changed, for it to be taken: files that are still
+        being copied in are left for the next run. 0: all are taken.
     jobs
         Worker processes. None: the CPUs that this process may use.
     """
@@ -105,11 +108,14 @@ class ConvertOptions:
     strict: bool = False
     new_version: bool = False
     allow_shrink: bool = False
+    newer_than_grace: float = 0.0
     jobs: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"seed is {self.seed}, expected 0 to 2**63 - 1")
+        if not 0 <= self.newer_than_grace < 1e9:
+            raise UsageError(f"newer_than_grace is {self.newer_than_grace}, expected 0 to a billion seconds")
         if self.jobs is not None and not 1 <= self.jobs <= 4096:
             raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
         chunk_bytes = self.store.chunk_rows * self.row_bytes

@@ -141,11 +141,14 @@ class Output:
         if request is not None and request.get("version", 0) <= (newest_version(self.folder) or 0):
             self.unfinished.forget()
 
-    def publish(self, manifest: Manifest, findings: Sequence[Finding], fingerprint: str) -> None:
-        """Give the finished shards their names, then write report and manifest: from then on readers see them."""
+    def place(self, manifest: Manifest) -> None:
+        """Give the finished shards of ``manifest`` their names. Readers do not see them yet."""
         for file in (file for shard in manifest.shards for file in shard.files):
             self.unfinished.place(file)
         sync_folder(self.folder / SHARDS_FOLDER)
+
+    def publish(self, manifest: Manifest, findings: Sequence[Finding], fingerprint: str) -> None:
+        """Write report and manifest of a version whose shards are placed: from then on readers see it."""
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
         replace_file(

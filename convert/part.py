@@ -200,7 +200,11 @@ def manifest_of(part: Part, options: ConvertOptions) -> Manifest:
         rejected=counted(findings, "rejected"),
         suspect=counted(findings, "suspect"),
         skipped=part.scan.skipped,
-        source={"files": part.inputs, "bytes": int(part.scan.sizes.sum())},
+        source={
+            "files": part.inputs,
+            "bytes": int(part.scan.sizes.sum()),
+            "animated": sum(record.animated for record in records),
+        },
         options=options.recorded(),
         environment=records[0].environment,
     )

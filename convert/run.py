@@ -1,18 +1,19 @@
 """`convert`: a tree of pictures to a data set, or to one a split, in parallel."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardwright.convert.changes import Changes, changes
+from shardwright.convert.duplicates import duplicates
 from shardwright.convert.environment import environment
 from shardwright.convert.estimate import estimate
 from shardwright.convert.lock import one_writer
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.output import Output, check_output, check_paths
+from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.part import (
     Part,
     begin_part,
@@ -186,10 +187,11 @@ def scan_source(source: Path, options: ConvertOptions, progress: ProgressMaker =
     """
     splits = find_splits(source) if options.splits else []
     classes = options.classes or (class_map_of(source, splits) if splits else None)
+    latest_ns = time.time_ns() - int(options.newer_than_grace * 1e9) if options.newer_than_grace else None
     scans = {}
     with progress("scan", None, "files") as bar:
         for split in splits or [""]:
-            scans[split] = found = scan(source / split, classes, bar.update)
+            scans[split] = found = scan(source / split, classes, bar.update, latest_ns)
             if not len(found):
                 raise SourceError(_why_empty(found))
     return scans
@@ -201,6 +203,8 @@ def _why_empty(found: Scan) -> str:
             f"'{found.root}' has {len(found.no_class)} pictures, such as '{found.no_class[0]}', but none in a "
             "class folder: put each into a folder named after its class"
         )
+    if found.skipped.get("too-new"):
+        return f"all pictures in '{found.root}' are newer than the grace: run again when they are older"
     return f"'{found.root}' has no pictures: is it the right folder, is its disk mounted?"
 
 
@@ -236,7 +240,10 @@ def _write_shards(part: Part, options: ConvertOptions, progress: ProgressMaker, 
 
 
 def _publish(part: Part, manifest: Manifest) -> Conversion:
-    findings = part.findings()
+    part.output.place(manifest)
+    same = duplicates(part.output.folder, manifest)
+    manifest = replace(manifest, duplicates=counted(same, "duplicate"))
+    findings = part.findings() + same
     part.output.publish(manifest, findings, part.scan.fingerprint())
     changed = None
     if part.newest is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.datasets.layout import SPLIT_NAMES, path_to_id
+from shardwright.datasets.manifest import read_manifest, splits_of
 from shardwright.errors import SourceError, UsageError
 
 PICTURE_SUFFIXES = frozenset(
@@ -69,7 +70,7 @@ class Scan:
     no_class
         Ids of pictures that lie directly under the root.
     skipped
-        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``, ``link-loop``.
+        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``, ``link-loop``, ``too-new``.
     """
 
     root: Path
@@ -117,7 +118,10 @@ def find_splits(source: Path) -> list[str]:
 
 
 def scan(
-    root: Path, classes: Sequence[str] | None = None, found: Callable[[int], None] = lambda files: None
+    root: Path,
+    classes: Sequence[str] | None = None,
+    found: Callable[[int], None] = lambda files: None,
+    latest_ns: int | None = None,
 ) -> Scan:
     """Find all samples below ``root``: the class is the first folder below it.
 
@@ -129,6 +133,8 @@ def scan(
     classes
         A class map to use instead of the folders'. Folders that it does not name are an error, names
         without a folder keep their number.
+    latest_ns
+        Files that were changed after this time are skipped as ``too-new``. None: none are.
 
     Raises
     ------
@@ -149,11 +155,14 @@ def scan(
     rows: list[tuple[str, str, int, int, int]] = []
     no_class = []
     for path, entry in _walk(root, skipped):
+        size, mtime, changed = _size_and_times(entry)
+        if latest_ns is not None and changed > latest_ns:
+            skipped["too-new"] += 1
+            continue
         top, slash, _ = path.partition("/")
         if not slash:
             no_class.append(path)
             continue
-        size, mtime = _size_and_time(entry)
         rows.append((path_to_id(path), path, number[path_to_id(top)], size, mtime))
         if len(rows) % 1000 == 0:
             found(1000)
@@ -179,13 +188,18 @@ def class_map_of(source: Path, splits: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_class_map(path: Path) -> tuple[str, ...]:
-    """Read a class map: one name a line, UTF-8; class number k is the k-th line.
+    """Read a class map: one name a line, UTF-8, class number k is the k-th line; or that of the data set ``path``.
 
     Raises
     ------
     UsageError
         The file cannot be read, is empty, or names a class twice.
+    FormatError
+        It is a folder, and no data set.
     """
+    if path.is_dir():
+        splits = [] if (path / "manifest.json").exists() else splits_of(path)
+        return read_manifest(path / splits[0] if splits else path).classes
     try:
         names = tuple(line for line in path.read_text("utf-8-sig").split("\n") if line.strip())
     except (OSError, UnicodeDecodeError) as error:
@@ -277,12 +291,14 @@ def _is_sample(entry: "os.DirEntry[str]") -> bool:
     return start.startswith(_PICTURE_STARTS) or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
 
 
-def _size_and_time(entry: "os.DirEntry[str]") -> tuple[int, int]:
+def _size_and_times(entry: "os.DirEntry[str]") -> tuple[int, int, int]:
+    """Bytes, time of modification, and time of the last change of any kind, in ns."""
     try:
         status = entry.stat()
     except OSError:  # gone meanwhile, or a link to nowhere: reading it will say so
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+        return 0, 0, 0
+    # A copy may be given the modification time of its original; that itself is a change.
+    return status.st_size, status.st_mtime_ns, max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _refuse_twins(root: Path, folders: Sequence[str]) -> None:

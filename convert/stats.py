@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.datasets.buffers import Pixels
 from shardwright.datasets.layout import Stats
-from shardwright.datasets.pixels import Pixels
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from shardwright.convert.encode import encode_chunk
 from shardwright.convert.guard import GuardedFile
 from shardwright.convert.options import StoreOptions
+from shardwright.datasets.buffers import Pixels
 from shardwright.datasets.codecs import GZIP_LEVEL
 from shardwright.datasets.layout import ShardFile
-from shardwright.datasets.pixels import Pixels
 
 Array = npt.NDArray[Any]
 _COLUMN_CHUNK_ROWS = 1 << 16

@@ -64,6 +64,7 @@ def as_json(done: Conversion) -> dict[str, Any]:
         "images_per_second": round(done.read / done.seconds, 1) if done.seconds else None,
         "rejected": dict(manifest.rejected),
         "suspect": dict(manifest.suspect),
+        "duplicates": dict(manifest.duplicates),
         "skipped": dict(manifest.skipped),
         "resumed_shards": done.resumed,
         "changes": done.changes.counts() if done.changes else None,
@@ -84,7 +85,8 @@ def in_words(done: Conversion) -> list[str]:
     height, width, channels = manifest.image_shape
     lines = [
         f"'{done.folder}': version {manifest.version}, {manifest.rows} images of {height}x{width}x{channels}, "
-        f"{len(manifest.classes)} classes, {len(manifest.shards)} {manifest.storage} shards",
+        f"{counted_words(len(manifest.classes), 'class')}, "
+        f"{counted_words(len(manifest.shards), manifest.storage + ' shard')}",
         f"  {done.seconds:.1f} s, {done.read / max(done.seconds, 1e-9):.0f} images/s; "
         f"{_mb(done.source_bytes)} of pictures, {_mb(manifest.bytes)} of shards",
     ]
@@ -95,12 +97,18 @@ def in_words(done: Conversion) -> list[str]:
         f"({packed} of {chunks} chunks are compressed); reading an image so takes {trial.decode_ms:.2f} ms, "
         f"a raw one {trial.copy_ms:.2f} ms"
     )
-    for verdict, counts in (("rejected", manifest.rejected), ("suspect", manifest.suspect)):
-        if counts:
-            lines.append(
-                f"  {sum(counts.values())} {verdict}: {_counts(counts)}; "
-                f"see '{done.folder / report_name(manifest.version)}'"
-            )
+    kinds = {"rejected": manifest.rejected, "suspect": manifest.suspect, "duplicate": manifest.duplicates}
+    if any(kinds.values()):
+        lines.append(
+            f"  {'verdict':<10} {'reason':<16} pictures, named in '{done.folder / report_name(manifest.version)}'"
+        )
+    lines += [
+        f"  {verdict:<10} {reason:<16} {count}"
+        for verdict, counts in kinds.items()
+        for reason, count in counts.items()
+    ]
+    if animated := manifest.source.get("animated"):
+        lines.append(f"  {counted_words(animated, 'picture')} of several frames: the first was taken")
     if done.resumed:
         lines.append(
             f"  {done.resumed} of {len(manifest.shards)} shards had been finished by a run that did not come to its end"
@@ -127,6 +135,11 @@ def foreseen_in_words(found: dict[str, Any]) -> list[str]:
     if found["skipped"]:
         lines.append(f"  skipped, not pictures: {_counts(found['skipped'])}")
     return lines
+
+
+def counted_words(count: int, what: str) -> str:
+    """Such as ``1 class``, ``2 classes``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('s') else 's'}"
 
 
 def _counts(counts: Any) -> str:

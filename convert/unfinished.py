@@ -105,7 +105,11 @@ def _record_at(path: Path) -> ShardRecord | None:
         return ShardRecord(
             number=found["number"],
             shard=shard,
-            findings=tuple(Finding(**finding) for finding in found["findings"]),
+            findings=tuple(
+                Finding(**{**f, "size": None if f["size"] is None else tuple(f["size"])})
+                for f in found["findings"]
+            ),
+            animated=found["animated"],
             sums=Sums(**found["sums"]),
             saved_bytes=found["saved_bytes"],
             environment=found["environment"],

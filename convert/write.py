@@ -10,7 +10,7 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,10 @@ from shardwright.convert.environment import environment
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.store import ShardWriter, shard_file, shard_writer
+from shardwright.datasets.buffers import Pixels
+from shardwright.datasets.header import look
 from shardwright.datasets.layout import Shard
-from shardwright.datasets.pixels import Picture, PixelOptions, Pixels, decode
+from shardwright.datasets.pixels import Picture, PixelOptions, decode
 from shardwright.errors import PictureError
 
 
@@ -46,13 +48,19 @@ class ShardTask:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One input that was rejected, or taken with a doubt: a line of the report."""
+    """One input that was rejected, or taken with a doubt: a line of the report.
+
+    ``verdict`` is ``rejected``, ``suspect`` or ``duplicate``. ``format`` and ``size`` (width, height) are what its
+    header claims, empty and None where that cannot be told.
+    """
 
     id: str
-    verdict: str  # "rejected" or "suspect"
+    verdict: Literal["rejected", "suspect", "duplicate"]
     reason: str
     message: str
     bytes: int
+    format: str = ""
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class ShardRecord:
     """What came of a task.
 
     ``shard`` is None where every picture was rejected, or where ``error`` (errno, text) says what kept the
-    shard from being written. ``temporary`` are the paths of the shard's files as yet, in their order.
+    shard from being written. ``animated`` counts pictures of several frames. ``temporary`` are the paths of the
+    shard's files as yet, in their order.
     """
 
     number: int
@@ -68,6 +77,7 @@ class ShardRecord:
     temporary: tuple[Path, ...] = ()
     findings: tuple[Finding, ...] = ()
     sums: Sums = field(default_factory=Sums)
+    animated: int = 0
     saved_bytes: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
     error: tuple[int, str] | None = None
@@ -112,10 +122,10 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
             data = _read(task.root / path)
             picture = decode(data, task.options.pixels)
         except PictureError as error:
-            findings.append(Finding(id, "rejected", error.reason, error.message, len(data)))
+            findings.append(_finding(id, "rejected", error, data))
             continue
-        if picture.warning:
-            findings.append(Finding(id, "suspect", "decoder-warning", picture.warning, len(data)))
+        if picture.doubt:
+            findings.append(_finding(id, "suspect", PictureError(picture.doubt), data))
         chunk[filled] = picture.pixels
         rows.add(id, label, data, picture, chunk[filled])
         filled += 1
@@ -136,9 +146,14 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
         temporary=tuple(temporary.values()),
         findings=tuple(findings),
         sums=rows.summing.sums(),
+        animated=rows.animated,
         saved_bytes=writer.saved_bytes,
         environment=environment(),
     )
+
+
+def _finding(id: str, verdict: Literal["rejected", "suspect"], why: PictureError, data: bytes) -> Finding:
+    return Finding(id, verdict, why.reason, why.message, len(data), *look(data))
 
 
 def try_picture(path: Path, options: PixelOptions) -> None:
@@ -164,6 +179,7 @@ class _Rows:
         self.crcs: list[int] = []
         self.digests: list[bytes] = []
         self.shapes: list[tuple[int, int]] = []
+        self.animated = 0
         self.summing = Summing(image_shape)
 
     def add(self, id: str, label: int, data: bytes, picture: Picture, pixels: Pixels) -> None:
@@ -172,6 +188,7 @@ class _Rows:
         self.crcs.append(zlib.crc32(pixels))
         self.digests.append(hashlib.sha256(data).digest())
         self.shapes.append(picture.source_shape)
+        self.animated += picture.animated
         self.summing.add(pixels)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:

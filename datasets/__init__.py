@@ -5,18 +5,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.datasets.base import SampleBatch, ShardedDataset
+    from shardwright.datasets.comparison import Comparison, compare
     from shardwright.datasets.hdf5 import H5Dataset
     from shardwright.datasets.npy import NpyDataset
     from shardwright.datasets.open import open_dataset
 
 _HOME = {
+    "Comparison": "shardwright.datasets.comparison",
     "H5Dataset": "shardwright.datasets.hdf5",
     "NpyDataset": "shardwright.datasets.npy",
     "SampleBatch": "shardwright.datasets.base",
     "ShardedDataset": "shardwright.datasets.base",
+    "compare": "shardwright.datasets.comparison",
     "open_dataset": "shardwright.datasets.open",
 }
-__all__ = ["H5Dataset", "NpyDataset", "SampleBatch", "ShardedDataset", "open_dataset"]
+__all__ = [
+    "Comparison",
+    "H5Dataset",
+    "NpyDataset",
+    "SampleBatch",
+    "ShardedDataset",
+    "compare",
+    "open_dataset",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -118,6 +118,7 @@ class Manifest:
     stats: Stats
     rejected: Mapping[str, int] = field(default_factory=dict)
     suspect: Mapping[str, int] = field(default_factory=dict)
+    duplicates: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)

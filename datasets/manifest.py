@@ -176,6 +176,7 @@ def _parse(found: Any) -> Manifest:
         stats=Stats(tuple(mean), tuple(std)),
         rejected=entry.counts("rejected"),
         suspect=entry.counts("suspect"),
+        duplicates=entry.counts("duplicates"),
         skipped=entry.counts("skipped"),
         source=source.found,
         options=options.found,

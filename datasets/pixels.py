@@ -10,23 +10,22 @@ import io
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
-import numpy.typing as npt
-import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
+from shardwright.datasets.buffers import Pixels
+from shardwright.datasets.fit import Fit, Resample, fitted, least_decoded
+from shardwright.datasets.jpeg import decode_strictly, frame_of, is_jpeg, plain_shape
+from shardwright.datasets.modes import is_wide_colour, to_channels
 from shardwright.errors import PictureError, UsageError
 
 #: Name of this decode and resize path in the manifest. Another path that gives other pixels gets another.
-PIXEL_PATH = "simplejpeg|pillow -> torch interpolate, antialiased /1"
+PIXEL_PATH = "simplejpeg|pillow -> torch interpolate, antialiased /2"
 
-Fit = Literal["crop", "pad", "stretch"]
-Resample = Literal["bilinear", "bicubic", "lanczos"]
-Pixels = npt.NDArray[np.uint8]
+Suspect = Literal["keep", "reject"]
 
 _PILLOW_LIMIT = 178_956_970
 _ORIENTATION_TAG = 0x0112
-#: EXIF orientation -> (transpose first, flip rows, flip columns)
+#: EXIF orientation -> (transpose first, flip rows, flip columns) that bring stored pixels to displayed ones
 _ORIENTATIONS = {
     2: (False, False, True),
     3: (False, True, True),
@@ -36,6 +35,8 @@ _ORIENTATIONS = {
     7: (True, True, True),
     8: (True, True, False),
 }
+#: The orientation that undoes each: a quarter turn is undone by the other one.
+_UNDONE_BY = {**{k: k for k in _ORIENTATIONS}, 6: 8, 8: 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class PixelOptions:
     max_pixels
         A picture that claims more is rejected by its header, before memory is taken. At most 178,956,970,
         which is where Pillow stops.
+    bits
+        Bits that the values of 16-bit grey pictures have, 8 to 16; 10 or 12 for those of many cameras and
+        detectors. None: 16, and those whose values end below 4096 are suspect.
+    orient
+        Whether EXIF's orientation is applied; without it pixels stay as they are stored.
+    suspect
+        What becomes of a picture that its decoder has doubts about: ``keep`` or ``reject`` it. Either way it stands
+        in the report.
     """
 
     size: int = 256
@@ -64,6 +73,9 @@ class PixelOptions:
     resample: Resample = "bilinear"
     channels: int = 3
     max_pixels: int = 64_000_000
+    bits: int | None = None
+    orient: bool = True
+    suspect: Suspect = "keep"
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 8192:
@@ -78,19 +90,25 @@ class PixelOptions:
             raise UsageError(f"channels is {self.channels}, expected 1 (grey) or 3 (RGB)")
         if not 1 <= self.max_pixels <= _PILLOW_LIMIT:
             raise UsageError(f"max_pixels is {self.max_pixels}, expected 1 to {_PILLOW_LIMIT}")
+        if self.bits is not None and not 8 <= self.bits <= 16:
+            raise UsageError(f"bits is {self.bits}, expected 8 to 16")
+        if self.suspect not in get_args(Suspect):
+            raise UsageError(f"suspect is {self.suspect!r}, expected one of {', '.join(get_args(Suspect))}")
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A decoded picture: ``pixels`` uint8 (size, size, channels), and what its file was like.
 
-    ``source_shape`` is (height, width) as displayed, before the fit. ``warning`` is what libjpeg said of a
-    file whose picture is still whole, empty where it said nothing.
+    ``source_shape`` is (height, width) before the fit, as displayed where the orientation is applied. ``doubt`` is
+    why it is suspect, ``<reason code>: <message>``, empty where it is not. ``animated``: it has more frames than
+    the first, which was taken.
     """
 
     pixels: Pixels
     source_shape: tuple[int, int]
-    warning: str = ""
+    doubt: str = ""
+    animated: bool = False
 
 
 def decode(data: bytes, options: PixelOptions) -> Picture:
@@ -99,8 +117,9 @@ def decode(data: bytes, options: PixelOptions) -> Picture:
     Raises
     ------
     PictureError
-        The bytes hold no picture, a damaged one, or one that is larger than ``max_pixels``. Its
-        ``reason`` is one of ``empty``, ``not-a-picture``, ``too-large``, ``truncated``, ``damaged``.
+        The bytes hold no picture, a damaged one, or one that is not to be taken. Its ``reason`` is one of
+        ``empty``, ``not-a-picture``, ``unsupported``, ``too-large``, ``truncated``, ``damaged``, ``out-of-range``,
+        and, with ``suspect="reject"``, ``decoder-warning``, ``not-checked`` and ``low-range``.
     """
     if not data:
         raise PictureError("empty: the file has no bytes")
@@ -108,17 +127,18 @@ def decode(data: bytes, options: PixelOptions) -> Picture:
         return picture
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return _decode(data, image, options)
+            picture = _decode(data, image, options)
     except PictureError:
         raise
     except Image.DecompressionBombError as error:
         raise PictureError(f"too-large: {error}") from error
     except UnidentifiedImageError as error:
-        raise PictureError(
-            f"not-a-picture: no decoder knows these {len(data)} bytes ({_start(data)})"
-        ) from error
+        raise PictureError(_why_unknown(data)) from error
     except Exception as error:  # one bad file never ends a run, whatever its decoder raises
         raise PictureError(f"{_reason(error)}: {error or type(error).__name__}") from error
+    if picture.doubt and options.suspect == "reject":
+        raise PictureError(picture.doubt)
+    return picture
 
 
 def _decode_plain_jpeg(data: bytes, options: PixelOptions) -> Picture | None:
@@ -126,23 +146,16 @@ def _decode_plain_jpeg(data: bytes, options: PixelOptions) -> Picture | None:
 
     Most pictures are such ones, and need nothing of Pillow, whose look at a header takes a tenth of decoding.
     """
-    if not data.startswith(b"\xff\xd8\xff") or b"Exif\0" in data or b"http://ns.adobe.com/xap/" in data:
+    if not is_jpeg(data) or b"Exif\0" in data or b"http://ns.adobe.com/xap/" in data:
         return None
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-        if colorspace not in ("YCbCr", "RGB", "Gray") or height * width > options.max_pixels:
+        shape = plain_shape(data)
+        if shape is None or shape[0] * shape[1] > options.max_pixels:
             return None
-        pixels = _simplejpeg(data, "GRAY" if options.channels == 1 else "RGB", (height, width), options)
+        pixels = decode_strictly(data, _colorspace(options), least_decoded(shape, options.size, options.fit))
     except ValueError:
         return None
-    return Picture(fit(pixels, options, (height, width)), (height, width))
-
-
-def _simplejpeg(data: bytes, colorspace: str, shape: tuple[int, int], options: PixelOptions) -> Pixels:
-    """Decode, strictly: ValueError for all that libjpeg warns of."""
-    least_height, least_width = _scaled_decoding(shape, options)
-    pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace, min_height=least_height, min_width=least_width)
-    return pixels
+    return Picture(fitted(pixels, options.size, options.fit, options.resample, shape), shape)
 
 
 def _decode(data: bytes, image: Image.Image, options: PixelOptions) -> Picture:
@@ -151,125 +164,92 @@ def _decode(data: bytes, image: Image.Image, options: PixelOptions) -> Picture:
         raise PictureError(
             f"too-large: {width}x{height} pixels, the limit is {options.max_pixels} (--max-pixels)"
         )
-    warning = ""
+    wide_colour = is_wide_colour(image)
+    orientation = _orientation(image)
     if image.format in ("JPEG", "MPO"):
-        pixels, warning = _decode_jpeg(data, image, options)
+        pixels, doubt = _decode_jpeg(data, image, options)
     else:
-        pixels = _decode_other(image, options.channels)
-    turn = _ORIENTATIONS.get(_orientation(image))
-    pixels = fit(pixels, options, (height, width))
-    if turn is None:
-        return Picture(pixels, (height, width), warning)
-    transpose, flip_rows, flip_columns = turn
-    if transpose:
-        pixels, height, width = pixels.transpose(1, 0, 2), width, height
-    pixels = pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1]
-    return Picture(np.ascontiguousarray(pixels), (height, width), warning)
+        pixels, doubt = to_channels(image, options.channels, options.bits, wide_colour)
+    # Pillow turns some formats by itself while it loads them.
+    turned = orientation if _orientation(image) != orientation else 1
+    if options.orient and turned == 1:
+        pixels = _turned(pixels, orientation)
+        height, width = (width, height) if orientation >= 5 else (height, width)
+    elif turned != 1:
+        height, width = image.height, image.width
+        if not options.orient:
+            pixels = _turned(pixels, _UNDONE_BY[turned])
+            height, width = (width, height) if turned >= 5 else (height, width)
+    pixels = fitted(pixels, options.size, options.fit, options.resample, (height, width))
+    return Picture(pixels, (height, width), doubt, _is_animated(image))
 
 
 def _decode_jpeg(data: bytes, image: Image.Image, options: PixelOptions) -> tuple[Pixels, str]:
-    colorspace = "CMYK" if image.mode == "CMYK" else "GRAY" if options.channels == 1 else "RGB"
+    colorspace = "CMYK" if image.mode == "CMYK" else _colorspace(options)
     try:
-        pixels = _simplejpeg(data, colorspace, (image.height, image.width), options)
+        least = least_decoded((image.height, image.width), options.size, options.fit)
+        pixels = decode_strictly(data, colorspace, least)
     except ValueError as error:
         if _reason(error) == "truncated":
             raise
         # libjpeg may live with what it warned of, such as extraneous bytes: Pillow then decodes without
         # minding, or says why it cannot. Not `strict=False`, which after an error returns unwritten memory.
-        return _decode_other(image, options.channels), str(error)
+        pixels, _ = to_channels(image, options.channels, options.bits)
+        if "subsampling" in str(error):
+            return pixels, f"not-checked: of this JPEG's kind damage may go unseen: {error}"
+        return pixels, f"decoder-warning: {error}"
     if colorspace == "CMYK":  # inverted, as all JPEGs of it are
         inks = Image.frombytes("CMYK", (pixels.shape[1], pixels.shape[0]), pixels.tobytes(), "raw", "CMYK;I")
-        pixels = _decode_other(inks, options.channels)
+        pixels, _ = to_channels(inks, options.channels, options.bits)
     return pixels, ""
 
 
-def _scaled_decoding(shape: tuple[int, int], options: PixelOptions) -> tuple[int, int]:
-    """Least (height, width) that libjpeg may scale to while decoding; (0, 0) for no scaling.
-
-    Only above 4 times the target, and down to no less than twice: the antialiased resize then still has
-    two source pixels a target pixel to work from.
-    """
-    height, width = _resized(shape, options)
-    if shape[0] < 4 * height or shape[1] < 4 * width:
-        return 0, 0
-    return 2 * height, 2 * width
+def _colorspace(options: PixelOptions) -> str:
+    return "GRAY" if options.channels == 1 else "RGB"
 
 
-def _resized(shape: tuple[int, int], options: PixelOptions) -> tuple[int, int]:
-    """(height, width) that the whole picture would have after the fit's resize, before any crop."""
-    height, width = shape
-    match options.fit:
-        case "stretch":
-            return options.size, options.size
-        case "crop":
-            scale = options.size / min(height, width)
-        case "pad":
-            scale = options.size / max(height, width)
-    return max(1, round(height * scale)), max(1, round(width * scale))
-
-
-def _decode_other(image: Image.Image, channels: int) -> Pixels:
-    mode = "L" if channels == 1 else "RGB"
-    if image.mode.startswith("I;16"):
-        # 16 bits to 8: value / 257, rounded. Pillow's own conversion clips everything to white.
-        wide = np.asarray(image).astype(np.uint32)
-        grey = ((wide + 128) // 257).astype(np.uint8)
-        grey[wide == image.info.get("transparency", -1)] = 0
-        return np.repeat(grey[..., None], channels, axis=2)
-    if image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info:
-        # Transparency is composed on black, never dropped: what lies under it is arbitrary.
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
-    elif image.mode in ("I", "F"):
-        raise PictureError(f"damaged: pixels of mode {image.mode} (32 bit) have no stated range")
-    pixels = np.array(image.convert(mode))
-    return pixels if pixels.ndim == 3 else pixels[..., None]
-
-
-def fit(pixels: Pixels, options: PixelOptions, shape: tuple[int, int] | None = None) -> Pixels:
-    """Bring uint8 (H, W, C) pixels to (size, size, C) as ``options.fit`` says.
-
-    ``shape`` is that of the whole picture, where the pixels are a smaller one: its proportions count.
-    """
-    height, width = pixels.shape[:2]
-    size = options.size
-    match options.fit:
-        case "crop":
-            side = min(height, width)
-            top, left = (height - side) // 2, (width - side) // 2
-            return _resize(pixels[top : top + side, left : left + side], (size, size), options.resample)
-        case "stretch":
-            return _resize(pixels, (size, size), options.resample)
-        case "pad":
-            inner = _resize(pixels, _resized(shape or (height, width), options), options.resample)
-            padded = np.zeros((size, size, pixels.shape[2]), np.uint8)
-            top, left = (size - inner.shape[0]) // 2, (size - inner.shape[1]) // 2
-            padded[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
-            return padded
-
-
-def _resize(pixels: Pixels, shape: tuple[int, int], resample: Resample) -> Pixels:
-    if pixels.shape[:2] == shape:
-        return np.ascontiguousarray(pixels)
-    import torch  # here, so that a process that decodes nothing does not pay a second and 200 MB for it
-
-    # Of this form torch sees that the memory is channels-last, and keeps it so: half the time.
-    batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(batch, shape, mode=resample, antialias=True)
-    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
+def _turned(pixels: Pixels, orientation: int) -> Pixels:
+    """Stored pixels as EXIF's ``orientation`` displays them: a view."""
+    if orientation not in _ORIENTATIONS:
+        return pixels
+    transpose, flip_rows, flip_columns = _ORIENTATIONS[orientation]
+    if transpose:
+        pixels = pixels.transpose(1, 0, 2)
+    return pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1]
 
 
 def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1 where there is none that it knows."""
     try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+        found = int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # broken EXIF never loses a good picture
         return 1
+    return found if found in _ORIENTATIONS else 1
+
+
+def _is_animated(image: Image.Image) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # the first frame is what counts
+        return False
+
+
+def _why_unknown(data: bytes) -> str:
+    """Why no decoder takes these bytes, as far as they say."""
+    frame = frame_of(data) if is_jpeg(data) else None
+    if frame is None:
+        what = "a JPEG without a picture" if is_jpeg(data) else "no picture"
+        return (
+            f"not-a-picture: {what}: no decoder knows these {len(data)} bytes, which start with {data[:12]!r}"
+        )
+    if frame.bits != 8:
+        return f"unsupported: a JPEG of {frame.bits} bits a sample, decoders take 8: save it with 8 bits, or as PNG"
+    return (
+        f"damaged: a JPEG whose header says {frame.width}x{frame.height} pixels, {frame.components} components: no "
+        "decoder takes that"
+    )
 
 
 def _reason(error: Exception) -> str:
     text = str(error).lower()
     return "truncated" if "premature" in text or "truncated" in text else "damaged"
-
-
-def _start(data: bytes) -> str:
-    return f"they start with {data[:12]!r}"

@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,19 @@ def main() -> None:
     "--max-pixels", type=int, default=64_000_000, show_default=True, help="Larger pictures are rejected."
 )
 @click.option(
+    "--bits",
+    type=int,
+    help="Bits of 16-bit grey pictures that use fewer, such as 12. Default: 16.",
+)
+@click.option("--no-orient", is_flag=True, help="Keep pixels as stored: do not apply EXIF's orientation.")
+@click.option(
+    "--suspect",
+    type=click.Choice(["keep", "reject"]),
+    default="keep",
+    show_default=True,
+    help="Pictures that their decoder has doubts about. Either way they are reported.",
+)
+@click.option(
     "--chunk-rows",
     type=int,
     default=32,
@@ -138,12 +152,24 @@ def main() -> None:
 )
 @click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation of all rows.")
-@click.option("--classes", type=_folder, metavar="FILE", help="A class map to use: one name a line.")
+@click.option(
+    "--classes",
+    type=_folder,
+    metavar="FILE",
+    help="A class map to use: one name a line; or a data set, for its.",
+)
 @click.option("--no-splits", is_flag=True, help="Take folders called train, val, ... as classes.")
 @click.option("--strict", is_flag=True, help="Fail, and publish nothing, if any picture is rejected.")
 @click.option("--new-version", is_flag=True, help="Let other options make the next version of OUT.")
 @click.option(
     "--allow-shrink", is_flag=True, help="Convert a source that lost more than half of its pictures."
+)
+@click.option(
+    "--newer-than-grace",
+    type=float,
+    default=0.0,
+    metavar="SECONDS",
+    help="Leave pictures that were changed within the last SECONDS for the next run.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done: counts, bytes, about how long.")
 @_json
@@ -161,6 +187,8 @@ def convert(
     strict: bool,
     new_version: bool,
     allow_shrink: bool,
+    newer_than_grace: float,
+    no_orient: bool,
     **options: Any,
 ) -> None:
     """Convert the tree of pictures SRC into a data set in OUT.
@@ -175,9 +203,10 @@ def convert(
     from shardwright.datasets.pixels import PixelOptions
 
     options["channels"] = int(options["channels"])
-    pixels = {key: options.pop(key) for key in ("size", "fit", "resample", "channels", "max_pixels")}
+    of_pixels = ("size", "fit", "resample", "channels", "max_pixels", "bits", "suspect")
+    pixels = {key: options.pop(key) for key in of_pixels}
     wanted = ConvertOptions(
-        pixels=PixelOptions(**pixels),
+        pixels=PixelOptions(**pixels, orient=not no_orient),
         store=StoreOptions(**options),
         seed=seed,
         classes=scan.read_class_map(classes) if classes else None,
@@ -185,6 +214,7 @@ def convert(
         strict=strict,
         new_version=new_version,
         allow_shrink=allow_shrink,
+        newer_than_grace=newer_than_grace,
         jobs=jobs,
     )
     if dry_run:
@@ -219,26 +249,47 @@ def info(out: Path, files: bool, stats: bool, as_json: bool) -> None:
 @main.command()
 @click.argument("out", type=_folder, metavar="OUT")
 @click.option("--full", is_flag=True, help="Check every chunk and row, so that damaged rows are named.")
+@click.option(
+    "--with",
+    "other",
+    type=_folder,
+    metavar="OTHER",
+    help="Also compare with the data set OTHER: class maps, and pictures that are in both.",
+)
 @_json
 @_debug
-def verify(out: Path, full: bool, as_json: bool) -> None:
-    """Check sizes and hashes of the data set OUT, or of each of its splits. Exit code 1: damage found."""
+def verify(out: Path, full: bool, other: Path | None, as_json: bool) -> None:
+    """Check sizes and hashes of the data set OUT, or of each of its splits.
+
+    Exit code 1: damage found; or, of two data sets, other classes or the same picture in both.
+    """
     from shardwright.convert import progress
     from shardwright.convert.verify import verify as check
+    from shardwright.datasets.comparison import compare
 
     found = {
         split: check(folder, full=full, progress=progress.for_stream())
         for split, folder in _parts(out).items()
     }
+    beside = {split: compare(folder, other) for split, folder in _parts(out).items()} if other else {}
     if as_json:
         values = {
-            split: {"version": v.manifest.version, "shards": len(v.manifest.shards), "damage": list(v.damage)}
+            split: {
+                "version": v.manifest.version,
+                "shards": len(v.manifest.shards),
+                "damage": list(v.damage),
+                **({"with": asdict(beside[split])} if beside else {}),
+            }
             for split, v in found.items()
         }
         _print(values, True, list)
     else:
         _print(found, False, lambda v: v.in_words())
-    if any(v.damage for v in found.values()):
+        for split, c in beside.items():
+            lines = c.in_words() or ["the same classes, no picture in both"]
+            for line in lines:
+                click.echo(_printable(f"with '{other}'{f' [{split}]' if split else ''}: {line}"))
+    if any(v.damage for v in found.values()) or any(c.in_words() for c in beside.values()):
         click.get_current_context().exit(FAILED)
 
 

@@ -57,7 +57,7 @@ def build(
     options = StoreOptions(storage, chunk_rows, compression=compression, min_saving=min_saving)  # type: ignore[arg-type]
     output = Output(folder)
     output.begin()
-    shards, temporary = [], []
+    shards = []
     for number, first in enumerate(range(0, rows, shard_rows)):
         here = slice(first, min(first + shard_rows, rows))
         count = here.stop - here.start
@@ -79,7 +79,8 @@ def build(
         shards.append(
             Shard(count, named, (dead or {}).get(number, ()), writer.chunks, writer.compressed_chunks)
         )
-        temporary += files.values()
+        for path, file in zip(files.values(), named, strict=True):
+            path.rename(folder / file.name)
     living = np.ones(rows, bool)
     for number, gone in (dead or {}).items():
         living[number * shard_rows + np.array(gone, int)] = False
@@ -94,7 +95,8 @@ def build(
         stats=Stats((0.0,) * shape[2], (1.0,) * shape[2]),
         options={"chunk_rows": chunk_rows},
     )
-    output.publish(manifest, temporary, [], "")
+    output.publish(manifest, [], "")
+    output.abandon()
     return Built(
         folder,
         images[living],

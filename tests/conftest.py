@@ -17,6 +17,7 @@ from shardwright.convert import workers
 
 # The same examples in every run, on machines of any speed.
 settings.register_profile("steady", derandomize=True, deadline=None, database=None)
+settings.register_profile("soak", deadline=None, database=None, max_examples=5000)
 settings.load_profile("steady")
 
 REPOSITORY = Path(__file__).parents[1]

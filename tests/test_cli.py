@@ -62,7 +62,7 @@ def test_version_and_help(command: Command) -> None:
 def test_convert_says_what_it_made(command: Command, source: Path, out: Path) -> None:
     ran = command("convert", source, out, *FAST)
     assert ran.code == 0
-    assert ran.out.startswith(f"'{out}': version 1, 10 images of 16x16x3, 2 classes, 1 hdf5 shards\n")
+    assert ran.out.startswith(f"'{out}': version 1, 10 images of 16x16x3, 2 classes, 1 hdf5 shard\n")
     assert "LZF would save about" in ran.out
     assert "scan: 10 files" in ran.err
     assert "convert: 10 of 10 images" in ran.err
@@ -75,7 +75,19 @@ def test_rejects_are_said_and_exit_with_3(command: Command, source: Path, out: P
     put(source, {"a/cut.jpg": BROKEN, "a/404.jpg": b"<html>", "notes.txt": b""})
     ran = command("convert", source, out, *FAST)
     assert ran.code == 3
-    assert f"2 rejected: 1 not-a-picture, 1 truncated; see '{out / 'report-000001.jsonl'}'" in ran.out
+    table = ran.out[ran.out.index("  verdict") :].splitlines()
+    assert table[0].split() == [
+        "verdict",
+        "reason",
+        "pictures,",
+        "named",
+        "in",
+        f"'{out / 'report-000001.jsonl'}'",
+    ]
+    assert [line.split() for line in table[1:3]] == [
+        ["rejected", "not-a-picture", "1"],
+        ["rejected", "truncated", "1"],
+    ]
     assert "skipped, not pictures: 1 not-a-picture" in ran.out
     assert command("convert", source, out, *FAST).code == 0  # nothing to do
 

@@ -11,9 +11,12 @@ import pytest
 from drawing import Pixels, encoded, jpeg, noise, photograph
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
-from shardwright.datasets.pixels import Picture, PixelOptions, decode, fit
+from shardwright.datasets.fit import fitted
+from shardwright.datasets.header import look
+from shardwright.datasets.modes import to_channels
+from shardwright.datasets.pixels import Picture, PixelOptions, decode
 from shardwright.errors import PictureError, UsageError
 
 RED, GREEN, BLUE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (0, 0, 0)
@@ -26,6 +29,10 @@ RESAMPLE = {
 
 def decoded(data: bytes, **options: Any) -> Pixels:
     return decode(data, PixelOptions(**options)).pixels
+
+
+def fit(pixels: Pixels, options: PixelOptions) -> Pixels:
+    return fitted(pixels, options.size, options.fit, options.resample)
 
 
 def unfitted(image: Image.Image, format: str = "PNG", channels: int = 3, **save: Any) -> Pixels:
@@ -118,6 +125,25 @@ def test_orientation_is_applied(orientation: int, format: str) -> None:
         assert picture.source_shape == (upright.height, upright.width) == expected.source_shape
         assert np.abs(picture.pixels.astype(int) - expected.pixels).max() <= 1
     assert (picture.source_shape == (100, 60)) == (orientation in (5, 6, 7, 8))
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("shape", [(61, 100), (60, 101), (61, 102)])
+def test_orientation_is_exact_and_may_be_left(orientation: int, format: str, shape: tuple[int, int]) -> None:
+    """Cropped where it is displayed: of odd sides the middle is not that of the stored picture."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = noise(*shape)
+    data = encoded(pixels, format, exif=exif, **({"lossless": True} if format == "WEBP" else {}))
+    options = PixelOptions(size=min(shape))
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(pixels, "PNG", exif=exif))))
+    picture = decode(data, options)
+    assert picture.source_shape == (upright.height, upright.width)
+    assert np.array_equal(picture.pixels, fit(np.asarray(upright), options))
+    stored = decode(data, PixelOptions(size=min(shape), orient=False))
+    assert stored.source_shape == shape
+    assert np.array_equal(stored.pixels, fit(pixels, options))
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # as a conversion does
@@ -227,8 +253,94 @@ def test_16_bits_are_divided_by_257(format: str, dtype: str, channels: int) -> N
 
 def test_32_bits_have_no_stated_range() -> None:
     for dtype in (np.int32, np.float32):
-        with pytest.raises(PictureError, match="no stated range"):
+        with pytest.raises(PictureError, match="unsupported: its values are 32-bit") as error:
             unfitted(Image.fromarray(np.ones((2, 2), dtype)), "TIFF")
+        assert error.value.reason == "unsupported"
+
+
+@pytest.mark.parametrize(("bits", "full"), [(8, 255), (10, 1023), (12, 4095), (16, 65535)])
+def test_bits_say_what_is_white(bits: int, full: int) -> None:
+    wide = np.linspace(0, full, 64 * 64).astype(np.uint16).reshape(64, 64)
+    data = encoded(Image.fromarray(wide), "PNG")
+    pixels = decoded(data, size=64, bits=bits)
+    assert np.abs(pixels[..., 0] - wide * (255 / full)).max() <= 0.5
+    assert decode(data, PixelOptions(size=64, bits=bits)).doubt == ""
+    wide[0, 0] = min(full + 1, 65535)
+    if bits < 16:
+        error = refused(encoded(Image.fromarray(wide), "PNG"), bits=bits)
+        assert str(error) == (
+            f"out-of-range: its largest value is {full + 1}, {bits} bits (--bits) end at {full}"
+        )
+
+
+@pytest.mark.parametrize(("largest", "doubtful"), [(255, True), (4095, True), (4096, False), (65535, False)])
+def test_a_low_range_is_suspect(largest: int, doubtful: bool) -> None:
+    wide = np.full((16, 16), largest, np.uint16)
+    data = encoded(Image.fromarray(wide), "PNG")
+    picture = decode(data, PixelOptions(size=16))
+    assert picture.doubt.startswith("low-range: ") == doubtful
+    assert (f"end at {largest} of 65535" in picture.doubt) == doubtful
+    if doubtful:
+        assert refused(data, suspect="reject").reason == "low-range"
+    else:
+        assert decoded(data, size=16, suspect="reject").max() == round(largest / 257)
+
+
+def wide_png(values: Any) -> bytes:
+    """A PNG of 16 bits a colour, which Pillow reads and does not write."""
+    rows = np.asarray(values, ">u2")
+    header = b"IHDR" + struct.pack(">IIBBBBB", rows.shape[1], rows.shape[0], 16, 2, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        for chunk in (header, b"IDAT" + data, b"IEND")
+    )
+
+
+def test_16_bit_colour() -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (16, 16, 3))
+    picture = decode(wide_png(values), PixelOptions(size=16))
+    assert np.abs(picture.pixels - values / 257).max() <= 1
+    assert picture.doubt == ""
+    assert decode(wide_png(values // 16), PixelOptions(size=16)).doubt.startswith("low-range: 16-bit colour")
+    assert refused(wide_png(values // 16), bits=12).reason == "unsupported"
+
+
+def test_16_bits_in_a_pgm() -> None:
+    wide = np.arange(0, 65536, 256, np.uint16).reshape(16, 16)
+    data = b"P5 16 16 65535\n" + wide.astype(">u2").tobytes()
+    assert np.array_equal(decoded(data, size=16)[..., 0], np.round(wide / 257))
+
+
+@pytest.mark.parametrize("mode", ["LAB", "HSV", "YCbCr", "CMYK"])
+def test_other_colours_become_rgb(mode: str) -> None:
+    colours = np.array([[(200, 30, 40), (30, 180, 60)], [(40, 60, 200), (128, 128, 128)]], np.uint8)
+    image = Image.fromarray(np.repeat(np.repeat(colours, 8, axis=0), 8, axis=1))
+    if mode == "LAB":
+        profiles = (ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"))
+        other = ImageCms.applyTransform(image, ImageCms.buildTransform(*profiles, "RGB", "LAB"))
+    else:
+        other = image.convert(mode)
+    if mode == "HSV":  # no format stores it
+        pixels, doubt = to_channels(other, 3, None)
+        assert doubt == ""
+    else:
+        pixels = unfitted(other, "TIFF")
+    assert np.abs(pixels.astype(int) - np.asarray(image)).max() <= (
+        8 if mode == "LAB" else 3
+    )  # LAB has 8 bits too
+
+
+def test_one_bit_is_black_and_white() -> None:
+    bits = np.random.default_rng(0).random((16, 16)) < 0.5
+    for format in ("PNG", "TIFF", "BMP"):
+        assert np.array_equal(unfitted(Image.fromarray(bits), format)[..., 0], bits * 255)
+
+
+def test_more_frames_than_one_are_told() -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
+    assert decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), PixelOptions()).animated
+    assert not decode(encoded(frames[0], "GIF"), PixelOptions()).animated
 
 
 # --- what is no picture ------------------------------------------------------------------------------
@@ -276,6 +388,8 @@ HEADER = jpeg()[: jpeg().index(b"\xff\xda")]
         (encoded(noise(40, 40), "BMP")[:-100], "truncated"),
         (encoded(noise(40, 40), "TIFF")[:-100], "truncated"),
         (encoded(noise(40, 40), "WEBP")[:-100], "damaged"),
+        (jpeg_of(0, 40), "damaged"),
+        (jpeg().replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"), "unsupported"),
         (jpeg_of(65535, 65535), "too-large"),
         (jpeg_of(8001, 8000), "too-large"),
         (png_of(65535, 65535), "too-large"),
@@ -285,6 +399,23 @@ HEADER = jpeg()[: jpeg().index(b"\xff\xda")]
 )
 def test_this_is_refused(data: bytes, reason: str) -> None:
     assert refused(data).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (jpeg_of(65535, 65535), ("JPEG", (65535, 65535))),
+        (jpeg(24, 32)[:-100], ("JPEG", (32, 24))),
+        (b"\xff\xd8\xff\xe0", ("JPEG", None)),
+        (png_of(2**31 - 1, 7), ("PNG", (2**31 - 1, 7))),
+        (png_of(9, 7)[:18], ("PNG", None)),
+        (encoded(noise(7, 9), "BMP")[:-20], ("BMP", (9, 7))),
+        (b"<!DOCTYPE html>", ("", None)),
+        (b"", ("", None)),
+    ],
+)
+def test_what_a_header_claims(data: bytes, says: Any) -> None:
+    assert look(data) == says
 
 
 def test_the_limit_of_pixels_is_named() -> None:
@@ -303,7 +434,7 @@ def test_a_jpeg_without_its_end_is_truncated(mode: str, progressive: bool, share
     ended = cut + bytes(lost - 2) + b"\xff\xd9"
     if progressive:  # it has lost only the finest details, for all that libjpeg knows
         with suppress(PictureError):
-            assert decode(ended, PixelOptions(size=16)).warning
+            assert decode(ended, PixelOptions(size=16)).doubt
     else:
         assert refused(ended).reason == "truncated"
 
@@ -320,15 +451,16 @@ def test_unwritten_memory_is_no_picture() -> None:
 def test_extraneous_bytes_make_a_suspect(mode: str) -> None:
     data = encoded(Image.fromarray(photograph(64, 64)).convert(mode))
     picture = decode(data[:-2] + b"junk" * 10 + data[-2:], PixelOptions(size=64))
-    assert "extraneous bytes" in picture.warning
+    assert picture.doubt.startswith("decoder-warning: ")
+    assert "extraneous bytes" in picture.doubt
     assert np.array_equal(picture.pixels, decoded(data, size=64))
-    assert decode(data + b"junk behind the end", PixelOptions(size=64)).warning == ""
+    assert decode(data + b"junk behind the end", PixelOptions(size=64)).doubt == ""
 
 
 def test_extraneous_bytes_between_the_headers_make_a_suspect() -> None:
     data = jpeg(64, 64)
     picture = decode(data.replace(b"\xff\xda", b"\0\0\xff\xda", 1), PixelOptions(size=64))
-    assert "2 extraneous bytes" in picture.warning
+    assert "2 extraneous bytes" in picture.doubt
     assert np.array_equal(picture.pixels, decoded(data, size=64))
 
 

@@ -2,19 +2,22 @@
 
 import os
 import sys
+import time
 import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from building import build
 from drawing import encoded, jpeg, noise, put
 
 from shardwright.convert import scan as scan_module
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.run import scan_source
 from shardwright.convert.scan import Scan, class_map_of, find_splits, read_class_map, scan
+from shardwright.datasets import open_dataset
 from shardwright.datasets.ids import path_to_id
-from shardwright.errors import SourceError, UsageError
+from shardwright.errors import FormatError, SourceError, UsageError
 
 JPEG = jpeg()
 
@@ -279,3 +282,48 @@ def test_an_empty_source_is_refused(tmp_path: Path) -> None:
 def test_labels_are_int64(tmp_path: Path) -> None:
     found = scan(put(tmp_path, {"a/": b""}))
     assert (found.labels.dtype, found.sizes.dtype, found.mtimes.dtype) == (np.int64,) * 3
+
+
+# --- files that are still coming --------------------------------------------------------------------------
+
+
+def test_what_was_changed_within_the_grace_is_left(tmp_path: Path) -> None:
+    put(
+        tmp_path, {"a/old.jpg": b"x", "a/new.jpg": b"x", "a/copied with its times.jpg": b"x", "top.jpg": b"x"}
+    )
+    for name in ("a/old.jpg", "a/copied with its times.jpg"):
+        os.utime(tmp_path / name, (1, 1))
+    latest = max(p.stat().st_ctime_ns for p in [tmp_path / "a/old.jpg"])
+    time.sleep(0.05)  # the clock of a file system has coarse ticks
+    os.utime(tmp_path / "a/new.jpg")  # changed after that, as are the others but the old one
+    os.utime(tmp_path / "a/copied with its times.jpg", (1, 1))
+    os.utime(tmp_path / "top.jpg")
+    found = scan(tmp_path, latest_ns=latest)
+    assert found.paths == ("a/old.jpg",)
+    assert found.no_class == ()
+    assert found.skipped == {"too-new": 3}
+    assert len(scan(tmp_path)) == 3
+
+
+def test_thousands_of_classes_and_names_of_any_length(tmp_path: Path) -> None:
+    names = [f"{k:05d}" for k in range(2500)] + ["x" * 255, "é" * 127, "-rf", "a b\nc", " ", "ﬀ"]
+    put(tmp_path, {f"{name}/{'p' * 251}.jpg": b"x" for name in names})
+    put(tmp_path, {f"{'deep/' * 40}y.jpg": b"x"})
+    found = scan(tmp_path)
+    assert list(found.classes) == sorted(path_to_id(name) for name in [*names, "deep"])
+    assert len(found) == len(names) + 1
+    assert [found.classes[k] for k in found.labels] == [
+        path_to_id(path.split("/")[0]) for path in found.paths
+    ]
+
+
+def test_the_class_map_of_a_data_set(tmp_path: Path) -> None:
+    build(tmp_path / "set", classes=7)
+    known = open_dataset(tmp_path / "set").classes
+    assert read_class_map(tmp_path / "set") == known
+    (tmp_path / "set").rename(tmp_path / "train")
+    put(tmp_path, {"splits/": b""})
+    (tmp_path / "train").rename(tmp_path / "splits" / "train")
+    assert read_class_map(tmp_path / "splits") == known
+    with pytest.raises(FormatError, match="no data set"):
+        read_class_map(put(tmp_path / "none", {"x": b""}))
