@@ -33,7 +33,7 @@ from PIL import Image
 
 from shardwright.convert import encode, guard, options, plan, run, stats, store, write
 from shardwright.convert.environment import environment
-from shardwright.datasets import pixels
+from shardwright.datasets import fit, jpeg, modes, pixels
 from shardwright.datasets.ids import path_to_id
 from shardwright.errors import PictureError, ShardwrightError
 
@@ -205,14 +205,14 @@ def profile_of(tasks: Sequence[write.ShardTask]) -> dict[str, float]:
         calls = entries[caller.__code__].calls or ()
         return sum(call.totaltime for call in calls if isinstance(call.code, str) and builtin in call.code)
 
-    decoders = of(pixels.decode_strictly, pixels.to_channels)
+    decoders = of(jpeg.decode_strictly, modes.to_channels)
     probe, checksum = of(encode.probe), of(encode.checksummed)
     stages = {
         "read the file": of(write._read),
         "SHA-256 of the file": below(write._Rows.add, "sha256"),
-        "open, header, EXIF (Pillow)": of(pixels.decode) - of(pixels.fitted) - decoders,
+        "open, header, EXIF (Pillow)": of(pixels.decode) - of(fit.fitted) - decoders,
         "decode": decoders,
-        "resize": of(pixels.fitted),
+        "resize": of(fit.fitted),
         "CRC-32 of the row": below(write._Rows.add, "crc32"),
         "mean and deviation": of(stats.Summing.add),
         "LZF, probe of the chunk": probe,

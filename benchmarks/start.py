@@ -34,7 +34,6 @@ def write(folder: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (ROWS, *SHAPE), np.uint8)
     shards: list[Shard] = []
-    temporary: list[Path] = []
     for number in range(SHARDS):
         writer = shard_writer(output.work / str(number), ROWS, SHAPE, options)
         for start in range(0, ROWS, 32):
@@ -52,7 +51,8 @@ def write(folder: Path) -> None:
         files = writer.finish(columns)
         names = tuple(shard_file(path, f"shards/000001-{number:05d}{end}") for end, path in files.items())
         shards.append(Shard(ROWS, names, (), writer.chunks, writer.compressed_chunks))
-        temporary += files.values()
+        for path, file in zip(files.values(), names, strict=True):
+            path.rename(folder / file.name)
     manifest = Manifest(
         version=1,
         storage="hdf5",
@@ -64,7 +64,8 @@ def write(folder: Path) -> None:
         stats=Stats((0.0,) * 3, (1.0,) * 3),
         options={"chunk_rows": 32},
     )
-    output.publish(manifest, temporary, [], "")
+    output.publish(manifest, [], "")
+    output.abandon()
 
 
 def first_batch(folder: Path, order: str) -> dict[str, float]:
