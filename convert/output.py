@@ -75,6 +75,11 @@ def check_output(out: Path, splits: Sequence[str]) -> None:
 
 
 def _check_data_set(folder: Path, names: set[str]) -> None:
+    for name in (SHARDS_FOLDER, WORK_FOLDER):
+        if (folder / name).is_symlink():
+            raise OutputError(
+                f"'{folder / name}' is a link: what is written there would be another's. Nothing was changed"
+            )
     ours = {"manifest.json", SHARDS_FOLDER, WORK_FOLDER}
     foreign = sorted(name for name in names - ours if not name.startswith(_OURS))
     if names and WORK_FOLDER not in names and "manifest.json" not in names:

@@ -22,6 +22,10 @@ class Part:
 
     Attributes
     ----------
+    split, output, scan
+        Its split, empty where the source has none; the folder it comes to; what was found of it.
+    newest
+        The newest version that is there.
     version
         What it will be; None where the newest is what was asked for.
     plans
@@ -107,7 +111,7 @@ def decide_part(part: Part, options: ConvertOptions) -> None:
         return
     part.plans = plan_shards(len(part.scan), part.version, options)
     before = part.output.unfinished.request()
-    if before is not None and not options.new_version:
+    if before is not None and part.output.unfinished.shards() and not options.new_version:
         refuse_other_request(before, _request(part, options), str(folder))
 
 
@@ -115,10 +119,10 @@ def begin_part(part: Part, options: ConvertOptions) -> None:
     """Make the folders for ``part``, and take up what an earlier run finished of it."""
     request = _request(part, options)
     before = part.output.unfinished.request()
-    if before is not None and before != request:
+    if before is not None and before != request and part.output.unfinished.shards():
         part.notes.append("an unfinished conversion of another source or other options was begun anew")
     part.output.begin()
-    part.records = part.output.unfinished.begin(request)
+    part.records = part.output.unfinished.begin(request, part.plans)
     part.resumed = len(part.records)
 
 
@@ -142,14 +146,18 @@ def _request(part: Part, options: ConvertOptions) -> dict[str, Any]:
     }
 
 
-def refuse_rejects(parts: Sequence[Part]) -> None:
-    """Raise SourceError if any picture of ``parts`` was rejected."""
+def refuse_old_rejects(parts: Sequence[Part]) -> None:
+    """Raise SourceError if any picture was rejected in those of ``parts`` that stay as they are."""
     for part in parts:
         if part.version is None and part.newest is not None and part.newest.rejected:
             raise SourceError(
                 f"--strict is set, and version {part.newest.version} of '{part.output.folder}' was made without "
                 f"{sum(part.newest.rejected.values())} pictures that were rejected: see its report"
             )
+
+
+def refuse_rejects(parts: Sequence[Part]) -> None:
+    """Raise SourceError if any picture of ``parts`` was rejected."""
     rejected = [f for part in parts for f in part.findings() if f.verdict == "rejected"]
     if rejected:
         first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:5])

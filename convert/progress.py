@@ -22,15 +22,15 @@ class Progress(Protocol):
 
 
 class ProgressMaker(Protocol):
-    """Makes the progress of a stage: its name, the total if it is known, and what is counted."""
+    """Makes the progress of a stage: its name, the total if it is known, what is counted, and what is done already."""
 
-    def __call__(self, stage: str, total: int | None, unit: str) -> Progress: ...
+    def __call__(self, stage: str, total: int | None, unit: str, done: int = 0) -> Progress: ...
 
 
 class Silent:
     """No progress."""
 
-    def __init__(self, stage: str = "", total: int | None = None, unit: str = "") -> None:
+    def __init__(self, stage: str = "", total: int | None = None, unit: str = "", done: int = 0) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -48,9 +48,9 @@ class Lines:
 
     seconds = 15.0
 
-    def __init__(self, stage: str, total: int | None, unit: str) -> None:
+    def __init__(self, stage: str, total: int | None, unit: str, done: int = 0) -> None:
         self._stage, self._total, self._unit = stage, total, unit
-        self._done = 0
+        self._done = self._before = done
         self._start = self._said = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class Lines:
 
     def _say(self) -> None:
         self._said = time.monotonic()
-        rate = self._done / max(self._said - self._start, 1e-9)
+        rate = (self._done - self._before) / max(self._said - self._start, 1e-9)
         of = f" of {self._total}" if self._total is not None else ""
         print(f"{self._stage}: {self._done}{of} {self._unit}, {rate:.0f} {self._unit}/s", file=sys.stderr)
 
@@ -75,8 +75,8 @@ class Lines:
 class Bar:
     """A tqdm bar on stderr."""
 
-    def __init__(self, stage: str, total: int | None, unit: str) -> None:
-        self._bar = tqdm(desc=stage, total=total, unit=unit, unit_scale=False, file=sys.stderr)
+    def __init__(self, stage: str, total: int | None, unit: str, done: int = 0) -> None:
+        self._bar = tqdm(desc=stage, total=total, initial=done, unit=unit, unit_scale=False, file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self

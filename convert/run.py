@@ -1,6 +1,8 @@
 """`convert`: a tree of pictures to a data set, or to one a split, in parallel."""
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from shardwright.convert.part import (
     decide_part,
     keep_to_environment,
     manifest_of,
+    refuse_old_rejects,
     refuse_rejects,
 )
 from shardwright.convert.progress import ProgressMaker, Silent
@@ -46,7 +49,7 @@ class Conversion:
     source_bytes
         Bytes of the picture files.
     seconds
-        From the first picture to the published manifest.
+        From the first picture that this run read to the last shard.
     findings
         What was rejected or suspect.
     lzf_saving
@@ -116,42 +119,58 @@ def convert(
     check_paths(source, out)
     splits = find_splits(source) if options.splits else []
     check_output(out, splits)
+    parts: list[Part] = []
+    done: list[Conversion] = []
     with one_writer(out):
-        for split in splits or [""]:
-            Output(out / split).settle()
-        parts = _decided_parts(source, out, options, progress)
-        todo = [part for part in parts if part.version is not None]
         try:
-            for part in todo:
-                begin_part(part, options)
-            if any(part.missing for part in todo):
-                with Workers(options.jobs) as workers:
-                    _check_resources(todo, out, options, workers)
-                    for part in todo:
-                        _write_shards(part, options, progress, workers)
-            if options.strict:
-                refuse_rejects(parts)
+            for split in splits or [""]:
+                Output(out / split).settle()
+            parts = _decided_parts(source, out, options, progress)
+            _make(parts, out, options, progress)
             # All of them are made before one is published.
-            manifests = {part.split: manifest_of(part, options) for part in todo}
-            return [
-                _publish(part, manifests[part.split]) if part.split in manifests else _unchanged(part)
-                for part in parts
-            ]
-        except SourceError:
-            for part in todo:  # it will have to change, and then no shard of it fits
-                part.output.unfinished.forget()
-            raise
+            manifests = [None if part.version is None else manifest_of(part, options) for part in parts]
+            for part, manifest in zip(parts, manifests, strict=True):
+                done.append(_unchanged(part) if manifest is None else _publish(part, manifest))
+            return done
         except OSError as error:
             if isinstance(error, ShardwrightError):
                 raise
-            needed = sum(part.bytes_missing(options) for part in todo)
-            failed = full_disk(error, out, needed) or OutputError(
+            needed = sum(part.bytes_missing(options) for part in parts)
+            published = [str(conversion.folder) for conversion in done if conversion.made]
+            failed = full_disk(error, out, needed, published) or OutputError(
                 f"cannot write '{out}': {error.strerror or error}"
             )
             raise failed from error
         finally:
             for part in parts:
                 part.output.abandon()
+
+
+def _make(parts: Sequence[Part], out: Path, options: ConvertOptions, progress: ProgressMaker) -> None:
+    """Write the shards that are missing of all ``parts``."""
+    if options.strict:
+        refuse_old_rejects(parts)
+    todo = [part for part in parts if part.version is not None]
+    for part in todo:
+        begin_part(part, options)
+    environments = [record.environment for part in todo for record in part.records]
+    mixed = any(found != environments[0] for found in environments)
+    if mixed or any(part.missing for part in todo):
+        with Workers(options.jobs) as workers:
+            if environments:
+                now = workers.call(environment)
+                for part in todo:
+                    keep_to_environment(part, now)
+            _check_room(todo, out, options, workers)
+            for part in todo:
+                _write_shards(part, options, progress, workers)
+    if options.strict:
+        try:
+            refuse_rejects(todo)
+        except SourceError:
+            for part in todo:  # pictures will be mended or removed, and then no finished shard fits
+                part.output.unfinished.forget()
+            raise
 
 
 def dry_run(
@@ -208,24 +227,23 @@ def _why_empty(found: Scan) -> str:
     return f"'{found.root}' has no pictures: is it the right folder, is its disk mounted?"
 
 
-def _check_resources(todo: list[Part], out: Path, options: ConvertOptions, workers: Workers) -> None:
-    """Before pictures are decoded: finished shards of this environment alone, and room for the others."""
-    if any(part.records for part in todo):
-        now = workers.call(environment)
-        for part in todo:
-            keep_to_environment(part, now)
+def _check_room(todo: Sequence[Part], out: Path, options: ConvertOptions, workers: Workers) -> None:
     at_most = sum(part.bytes_missing(options) for part in todo)
     if at_most > free_bytes(out):
         sample = next(part.tasks(options) for part in todo if part.missing)
-        check_room(out, int(at_most * workers.call(stored_share, next(sample))))
+        share = 1.0
+        with suppress(
+            ShardwrightError
+        ):  # a picture that kills its process is found when its shard is written
+            share = workers.call(stored_share, next(sample))
+        check_room(out, int(at_most * share))
 
 
 def _write_shards(part: Part, options: ConvertOptions, progress: ProgressMaker, workers: Workers) -> None:
     start = time.monotonic()
     rows = {plan.number: len(plan.samples) for plan in part.plans}
     before = done = shown = sum(rows[record.number] for record in part.records)
-    with progress(part.split or "convert", len(part.scan), "images") as bar:
-        bar.update(done)
+    with progress(part.split or "convert", len(part.scan), "images", done) as bar:
         for record in workers.write(part.tasks(options)):
             if record is not None:
                 part.output.unfinished.keep(record)

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,15 +43,23 @@ def check_room(out: Path, needed_bytes: int) -> None:
         )
 
 
-def full_disk(error: OSError, out: Path, needed_bytes: int) -> OutputError | None:
+def full_disk(
+    error: OSError, out: Path, needed_bytes: int, published: Sequence[str] = ()
+) -> OutputError | None:
     """What to say of ``error`` if it is for want of room, where at most ``needed_bytes`` were still to come."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OutputError(
+            f"cannot write '{out}': {error.strerror} (`ulimit -n`; each of --jobs takes some 7 in this process). "
+            "Finished shards are kept: the same command with fewer --jobs goes on from there"
+        )
     why = _FULL.get(error.errno or 0)
     if why is None:
         return None
+    missing = f" What is missing needs at most {_words(needed_bytes)}," if needed_bytes else ""
+    done = f"Published before that: {', '.join(published)}." if published else "Nothing was published."
     return OutputError(
-        f"cannot write '{out}': {why}. What is missing needs at most {_words(needed_bytes)}, its disk has "
-        f"{_words(free_bytes(out))} free. Nothing was published and finished shards are kept: make room, and the "
-        "same command goes on from there"
+        f"cannot write '{out}': {why}.{missing or ' There,'} its disk has {_words(free_bytes(out))} free. {done} "
+        "Finished shards are kept: make room, and the same command goes on from there"
     )
 
 

@@ -6,15 +6,18 @@ belongs to one *request*, which says from what and how; another request does not
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shardwright.convert.plan import ShardPlan
 from shardwright.convert.stats import Sums
 from shardwright.convert.write import Finding, ShardRecord
 from shardwright.datasets.layout import SHARDS_FOLDER, WORK_FOLDER, Shard, ShardFile
+from shardwright.errors import OutputError
 
 Request = Mapping[str, Any]
 _REQUEST = "request.json"
@@ -31,14 +34,18 @@ class Unfinished:
         """What it was asked for; None where there is no unfinished conversion."""
         try:
             found = json.loads((self._run / _REQUEST).read_bytes())
-        except (OSError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return found if _is_request(found) else None
 
-    def begin(self, request: Request) -> list[ShardRecord]:
+    def shards(self) -> int:
+        """How many shards it has finished, for all that their records say."""
+        return sum(1 for _ in self._run.glob("record-*.json"))
+
+    def begin(self, request: Request, plans: Sequence[ShardPlan]) -> list[ShardRecord]:
         """Begin the conversion that ``request`` asks for, or go on with it: the records of its finished shards.
 
-        What another one left is removed.
+        What another one left is removed. A record is believed if it is of one of ``plans``, as one is written here.
         """
         if self.request() != request:
             self.forget()
@@ -47,33 +54,51 @@ class Unfinished:
             for path in (self._folder / SHARDS_FOLDER).glob(f"{request['version']:06d}-*"):
                 path.unlink()
             _write(self._run / _REQUEST, request)
-        records = (_record_at(path) for path in sorted(self._run.glob("record-*.json")))
-        return [record for record in records if record is not None and self._holds(record)]
+        records = ((plan, _record_at(self._record(plan.number))) for plan in plans)
+        return [
+            record
+            for plan, record in records
+            if record is not None and _fits(record, plan) and self._holds(record)
+        ]
 
     def keep(self, record: ShardRecord) -> None:
         """Take the files of a shard that a worker finished, then write its record."""
+        self._record(record.number).unlink(missing_ok=True)  # of files that were lost: these may be others
         if record.shard is not None:
             for path, file in zip(record.temporary, record.shard.files, strict=True):
                 os.rename(path, self._kept(file))
-        _write(self._run / f"record-{record.number:05d}.json", {**asdict(record), "temporary": ()})
+        _write(self._record(record.number), {**asdict(record), "temporary": ()})
 
     def drop(self, record: ShardRecord) -> None:
         """Forget one finished shard."""
-        (self._run / f"record-{record.number:05d}.json").unlink()
+        self._record(record.number).unlink()
 
     def place(self, file: ShardFile) -> None:
-        """Give a finished file its name, unless a run that was killed just then has done so."""
+        """Give a finished file its name, unless a run that was killed just then has done so.
+
+        Raises
+        ------
+        OutputError
+            It is gone.
+        """
+        path = self._folder / file.name
         if self._kept(file).exists():
-            os.rename(self._kept(file), self._folder / file.name)
+            os.rename(self._kept(file), path)
+        if not path.exists() or path.stat().st_size != file.bytes:
+            raise OutputError(f"a finished file is gone: '{self._kept(file)}'. Run the same command again")
 
     def forget(self) -> None:
         """Remove it all."""
         shutil.rmtree(self._run, ignore_errors=True)
 
     def forget_if_empty(self) -> None:
-        """Remove what is left of it where no shard was finished."""
-        if not any(path.name.startswith("record-") for path in self._run.glob("*")):
+        """Remove what is left of it where no shard was finished that has rows."""
+        records = map(_record_at, self._run.glob("record-*.json"))
+        if not any(record is not None and record.shard is not None for record in records):
             self.forget()
+
+    def _record(self, number: int) -> Path:
+        return self._run / f"record-{number:05d}.json"
 
     def _holds(self, record: ShardRecord) -> bool:
         return record.shard is None or all(map(self._has, record.shard.files))
@@ -95,6 +120,33 @@ def _write(path: Path, values: Request) -> None:
     os.replace(partial, path)
 
 
+def _is_request(found: object) -> bool:
+    return (
+        isinstance(found, dict)
+        and type(found.get("version")) is int
+        and isinstance(found.get("options"), dict)
+    )
+
+
+def _fits(record: ShardRecord, plan: ShardPlan) -> bool:
+    """Whether ``record`` can be of ``plan``: what a file in a user's folder says may be anything."""
+    sums = (record.sums.pixels, *record.sums.total, *record.sums.squares, record.animated)
+    if record.number != plan.number or any(type(value) is not int for value in sums):
+        return False
+    if record.shard is None:
+        return True
+    names = [file.name for file in record.shard.files]
+    endings = [name.removeprefix(plan.stem) for name in names]
+    return (
+        type(record.shard.rows) is int
+        and 0 < record.shard.rows <= len(plan.samples)
+        and not record.shard.dead_rows
+        and len(set(names)) == len(names) > 0
+        and all(re.fullmatch(r"\.h5|\.\w+\.npy", ending) for ending in endings)
+        and all(type(file.bytes) is int for file in record.shard.files)
+    )
+
+
 def _record_at(path: Path) -> ShardRecord | None:
     try:
         found = json.loads(path.read_bytes())
@@ -111,8 +163,8 @@ def _record_at(path: Path) -> ShardRecord | None:
             ),
             animated=found["animated"],
             sums=Sums(**found["sums"]),
-            saved_bytes=found["saved_bytes"],
-            environment=found["environment"],
+            saved_bytes=float(found["saved_bytes"]),
+            environment=dict(found["environment"]),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

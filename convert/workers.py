@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -46,6 +47,8 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
+            worker.take_no_more()
+        for worker in self._workers:
             worker.end()
         for thread in self._threads:
             thread.join()
@@ -58,10 +61,10 @@ class Workers:
         ShardwrightError
             The process died.
         """
-        try:
-            return self._workers[0].call(work, *arguments)
-        except _Died as error:
-            raise ShardwrightError(f"a worker process ended at once: {error}") from error
+        for _ in range(_TRIES):
+            with suppress(_Died):
+                return self._workers[0].call(work, *arguments)
+        raise ShardwrightError(f"a worker process was killed or crashed {_TRIES} times")
 
     def write(self, tasks: Iterable[ShardTask]) -> Iterator[ShardRecord | None]:
         """Write all shards; their records as they come, and None twice a second while none does.
@@ -88,11 +91,12 @@ class Workers:
             except BaseException as error:  # it is raised where the records are handed out
                 found.put(error)
 
-        threads = [threading.Thread(target=drive, args=(worker,)) for worker in self._workers]
-        self._threads += threads
-        for thread in threads:
+        for worker in self._workers:
+            # Daemons: where even the ending of the workers is interrupted, they must not keep the process.
+            thread = threading.Thread(target=drive, args=(worker,), daemon=True)
             thread.start()
-        running = len(threads)
+            self._threads.append(thread)
+        running = len(self._workers)
         while running:
             try:
                 record = found.get(timeout=_LOOK_EVERY_SECONDS)
@@ -119,21 +123,18 @@ class _Worker:
         self._ended = False
 
     def write(self, task: ShardTask) -> ShardRecord:
-        """Write one shard. If the process dies, try again; if it does again, without the picture that does it."""
+        """Write one shard. If the process dies, try again; then once more, without pictures that it dies of."""
         for _ in range(_TRIES):
             try:
                 return self._written(task)
             except _Died:
                 continue
         poison = frozenset(path for path in task.paths if self._dies_of(path, task))
-        if poison:
-            try:
-                return self._written(replace(task, poison=poison))
-            except _Died:
-                pass
+        with suppress(_Died):
+            return self._written(replace(task, poison=poison))
         raise ShardwrightError(
-            f"the process that writes shard '{task.stem}' was killed or crashed {_TRIES} times, and none of its "
-            f"{len(task.paths)} pictures does that by itself: is there memory for so many --jobs? "
+            f"the process that writes shard '{task.stem}' was killed or crashed {_TRIES + 1} times, and none "
+            f"of its {len(task.paths)} pictures does that by itself: is there memory for so many --jobs? "
             "Finished shards are kept: the same command goes on from there"
         )
 
@@ -143,11 +144,14 @@ class _Worker:
         return self.call(write_shard, task)
 
     def _dies_of(self, path: str, task: ShardTask) -> bool:
-        try:
-            self.call(try_picture, task.root / path, task.options.pixels)
-        except _Died:
-            return True
-        return False
+        """Whether a new process dies of the picture each time: once may be for want of memory that others took."""
+        for _ in range(_TRIES + 1):
+            try:
+                self.call(try_picture, task.root / path, task.options.pixels)
+            except _Died:
+                continue
+            return False
+        return True
 
     def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """What ``work`` returns in the process; raises _Died if that ended."""
@@ -166,8 +170,12 @@ class _Worker:
             self._drop()
             raise _Died(str(error)) from error
 
+    def take_no_more(self) -> None:
+        """From now on `call` raises."""
+        self._ended = True
+
     def end(self) -> None:
-        """End the process, in the middle of its work too; from now on there is none."""
+        """End the process, in the middle of its work too."""
         with self._lock:
             self._ended = True
         # loky's own thread fails, and leaves the process alive, where a pool is shut down before that thread has

@@ -2,8 +2,8 @@
 
 A row of 256x256x3 is copied from the page cache in 25 us. Where each is a call of its own, Python stands between
 two of them, and a thread that comes back from one waits until another lets go of the interpreter's lock. With a
-list of reads a thread is away for a whole batch. On files opened without O_DIRECT, `io_submit` has done all of
-them when it returns; that it is "asynchronous" does not matter here, and nothing depends on it.
+list of reads a thread is away for a whole batch. On files opened without O_DIRECT, `io_submit` has as a rule done all
+of them when it returns, so that they come one after the other, as with `preadv`; where it has not, they are waited for.
 """
 
 import ctypes
@@ -16,11 +16,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Index = npt.NDArray[np.int64]
+from shardwright.datasets.rows import Index
 
-#: Reads in one call; 128 rows hold a thread for some milliseconds.
+#: Reads in one call: from memory they take some milliseconds.
 MOST = 128
 
 # struct iocb and struct io_event of linux/aio_abi.h, on a little-endian machine of 64 bits.
@@ -72,6 +71,14 @@ class ReadList:
         if self._under_way:  # an interrupt came between the call and its results
             self._renew()
         self._under_way = True
+        try:
+            self._submit_and_collect(count, done)
+        except BaseException:
+            self._end()  # waits for what is under way: the caller's memory may be gone after this
+            raise
+        self._under_way = False
+
+    def _submit_and_collect(self, count: int, done: Index) -> None:
         submitted = self._submit(self._context, ctypes.c_long(count), ctypes.c_void_p(self._list.ctypes.data))
         collected = 0
         while collected < submitted:
@@ -81,7 +88,6 @@ class ReadList:
             if got < 0 and ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             collected += max(0, got)
-        self._under_way = False
         events = self._events[:collected]
         done[events["data"].astype(np.int64)] = events["result"]
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.datasets.rows import Index
 from shardwright.errors import UsageError
 
 Pixels = npt.NDArray[np.uint8]
-Index = npt.NDArray[np.int64]
 
 
 #: Bytes of a line of the processor's cache. The kernel copies to and from addresses that are multiples of it up to
@@ -53,9 +53,12 @@ class RowBuffers:
                 )
             if not (rows.flags.c_contiguous and rows.flags.writeable):
                 raise UsageError("a buffer is not writable, or not in C order")
-        lengths = np.array([len(rows) for rows in arrays])
-        if row is not None and not ((self.row >= 0) & (self.row < lengths[self.array])).all():
-            raise UsageError("a row is outside its buffer")
+        if array is not None or row is not None:
+            lengths = np.array([len(rows) for rows in arrays])
+            if len(self.row) != len(self.array) or not ((self.array >= 0) & (self.array < len(arrays))).all():
+                raise UsageError("rows and their arrays do not go together")
+            if not ((self.row >= 0) & (self.row < lengths[self.array])).all():
+                raise UsageError("a row is outside its buffer")
         starts = np.array([rows.ctypes.data for rows in arrays], np.int64)
         self.addresses: Index = starts[self.array] + self.row * self.row_bytes
 

@@ -25,7 +25,8 @@ class LoaderOptions:
         Threads or processes; 0: all is done by the training loop itself. None: the CPUs that may be used,
         at most 8; for processes, at most a quarter of the batch size too, and two CPUs are left free.
     prefetch_batches
-        Batches read ahead, by the threads together or by each process.
+        Batches read ahead, by the threads together or by each process. In block order the threads hold two groups of
+        ``mixed_chunks`` whatever is asked for here.
     shuffle_by
         ``exact``: a uniform permutation of all rows, each read by itself. ``block``: chunks in random
         order, ``mixed_chunks`` of them mixed, each chunk read once an epoch. ``auto``: exact where no chunk

@@ -38,7 +38,10 @@ class _Group(click.Group):
         except (KeyboardInterrupt, _Terminated) as error:
             terminated = isinstance(error, _Terminated)
             what = "terminated" if terminated else "interrupted"
-            click.echo(f"shardwright: {what}; the same command goes on where this one was", err=True)
+            how = (
+                "; the same command goes on where this one was" if ctx.invoked_subcommand == "convert" else ""
+            )
+            click.echo(f"shardwright: {what}{how}", err=True)
             ctx.exit(TERMINATED if terminated else INTERRUPTED)
 
 
@@ -48,7 +51,7 @@ class _Terminated(BaseException):
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Raise `_Terminated` at SIGTERM; only the command line does, never a library call."""
+    """Raise `_Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,11 +60,20 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; cleaning up is not to be cut short
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # else it is ignored, as in the background
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _printable(text: str) -> str:

@@ -144,6 +144,10 @@ class TestRowBuffers:
     def test_refuses_rows_outside(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="outside"):
             RowBuffers([np.zeros((2, 4), np.uint8)], np.array([0]), np.array([2]))
+        with pytest.raises(UsageError, match="outside"):
+            RowBuffers([np.zeros((5, 4), np.uint8), np.zeros((2, 4), np.uint8)], np.ones(5, int))
+        with pytest.raises(UsageError, match="go together"):
+            RowBuffers([np.zeros((2, 4), np.uint8)], np.array([1, 0]), np.array([0, 0]))
         reader = open_dataset(build(tmp_path / "set").folder).reader
         with pytest.raises(UsageError, match="buffers of 2 rows of 4 bytes, expected 3 of 192"):
             reader.images(np.arange(3), RowBuffers([np.zeros((2, 4), np.uint8)]))

@@ -1,5 +1,6 @@
 """A conversion that was killed, or met a dead worker or a full disk, and the same command after it."""
 
+import json
 import os
 import random
 import resource
@@ -211,6 +212,115 @@ def test_killed_while_publishing(
     assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shard": {"files": [{"name": "../../victim", "bytes": 6, "sha256": "0" * 64}]}},
+        {"shard": {"files": [{"name": "/tmp/victim.h5", "bytes": 6, "sha256": "0" * 64}]}},
+        {"shard": {"rows": 17}},
+        {"shard": {"rows": "16"}},
+        {"number": 77},
+        {"number": 2},
+        {"findings": 3},
+        {"sums": {"pixels": "x"}},
+        {"shard": 5},
+    ],
+)
+def test_a_record_that_is_not_of_the_plan_is_none(
+    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    convert(tree, tmp_path / "undisturbed", OPTIONS)
+    stopped_after(3, monkeypatch, tree, tmp_path / "out")
+    kept = tmp_path / "out" / ".shardwright" / "run"
+    put(tmp_path, {"victim": b"victim", "out/.shardwright/victim": b"victim"})
+    found = json.loads((kept / "record-00001.json").read_text())
+    for key, value in change.items():
+        found[key] = {**found[key], **value} if isinstance(value, dict) and key == "shard" else value
+    (kept / "record-00001.json").write_text(json.dumps(found))
+    (kept / "record-00001.copy.json").write_bytes((kept / "record-00000.json").read_bytes())
+    written = shards_written(monkeypatch)
+    convert(tree, tmp_path / "out", OPTIONS)
+    assert sorted(written) == [1, *range(3, SHARDS)]
+    assert (tmp_path / "victim").read_bytes() == b"victim"
+    (tmp_path / "out" / ".shardwright" / "victim").unlink()
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(
+    "request_", ["", "[]", '{"version": "x"}', '{"version": 1, "options": []}', '{"version": null}']
+)
+def test_a_request_that_is_none_begins_anew(
+    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    stopped_after(3, monkeypatch, tree, tmp_path / "out")
+    (tmp_path / "out" / ".shardwright" / "run" / "request.json").write_text(request_)
+    assert convert(tree, tmp_path / "out", OPTIONS)[0].resumed == 0
+
+
+def test_a_file_that_is_gone_is_not_published(
+    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = output.Output.place
+
+    def place(self: output.Output, manifest: Any) -> None:
+        next((tmp_path / "out" / ".shardwright" / "run").glob("*.h5")).unlink()
+        real(self, manifest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Output, "place", place)
+        with pytest.raises(OutputError, match="a finished file is gone: .* Run the same command again"):
+            convert(tree, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    written = shards_written(monkeypatch)
+    convert(tree, tmp_path / "out", OPTIONS)
+    assert len(written) == 1
+
+
+def test_environments_that_changed_in_the_middle_are_no_dead_end(
+    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardwright.convert import write
+
+    convert(tree, tmp_path / "undisturbed", OPTIONS)
+    now, calls = write.environment(), 0
+
+    def environment() -> dict[str, str]:
+        nonlocal calls
+        calls += 1
+        return now if calls > 3 else {**now, "torch": "2.0.0"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "environment", environment)
+        with pytest.raises(OutputError, match="different library versions"):
+            convert(tree, tmp_path / "out", OPTIONS)
+    (done,) = convert(tree, tmp_path / "out", OPTIONS)
+    assert done.resumed == SHARDS - 3
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+def test_options_may_be_others_where_nothing_is_finished(
+    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output.Output, "abandon", lambda self: None)  # as after SIGKILL
+    stopped_after(0, monkeypatch, tree, tmp_path / "out")
+    assert (tmp_path / "out" / ".shardwright" / "run" / "request.json").exists()
+    assert convert(tree, tmp_path / "out", replace(OPTIONS, seed=1))[0].manifest.seed == 1
+
+
+@pytest.mark.parametrize("name", ["shards", ".shardwright"])
+def test_a_link_to_elsewhere_is_not_written_through(
+    here: None, tmp_path: Path, tree: Path, name: str
+) -> None:
+    convert(tree, tmp_path / "other", OPTIONS)
+    before = everything(tmp_path / "other")
+    put(tmp_path, {"out/.shardwright/": b"", "out/shards/": b""})
+    (tmp_path / "out" / name).rmdir()
+    (tmp_path / "out" / name).symlink_to(tmp_path / "other" / name)
+    with pytest.raises(OutputError, match="is a link"):
+        convert(tree, tmp_path / "out", OPTIONS)
+    assert everything(tmp_path / "other") == before
+
+
 def test_another_source_begins_anew(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,15 +400,15 @@ def test_another_class_map_relabels(here: None, tmp_path: Path) -> None:
 # --- workers that die -----------------------------------------------------------------------------------
 
 # What Python runs first in every process of the conversion: reading a picture called poison ends the process, one
-# called unlucky does so once.
+# called unlucky does so once, or once for each y in its name.
 _SITE = """
 import os, pathlib, signal
 real = pathlib.Path.read_bytes
 def read_bytes(self):
     if self.name.startswith("poison"):
         os.kill(os.getpid(), signal.{signal})
-    if self.name.startswith("unlucky") and not os.path.exists({once!r}):
-        open({once!r}, "w").close()
+    if self.name.startswith("unlucky") and len(os.listdir({once!r})) < self.name.count("y"):
+        open(os.path.join({once!r}, str(os.getpid())), "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return real(self)
 pathlib.Path.read_bytes = read_bytes
@@ -306,6 +416,7 @@ pathlib.Path.read_bytes = read_bytes
 
 
 def run_with_site(tmp_path: Path, tree: Path, number: str = "SIGKILL") -> subprocess.CompletedProcess[str]:
+    (tmp_path / "once").mkdir()
     put(
         tmp_path / "site",
         {"sitecustomize.py": _SITE.format(signal=number, once=str(tmp_path / "once")).encode()},
@@ -336,8 +447,10 @@ def test_a_picture_that_kills_is_named_and_all_else_is_converted(
     assert ["rejected", "crash", "2"] in [line.split() for line in done.stdout.splitlines()]
 
 
-def test_a_worker_that_died_once_costs_nothing(tmp_path: Path, tree: Path) -> None:
-    put(tree, {"class0/unlucky.jpg": jpeg(seed=1)})
+@pytest.mark.parametrize("name", ["unlucky", "unluckyyy"])
+def test_a_worker_that_died_by_chance_costs_nothing(tmp_path: Path, tree: Path, name: str) -> None:
+    """Once while its shard is written; twice so, and once more while the picture is tried by itself."""
+    put(tree, {f"class0/{name}.jpg": jpeg(seed=1)})
     done = run_with_site(tmp_path, tree)
     assert done.returncode == 0, done.stderr
     assert len(open_dataset(tmp_path / "out")) == PICTURES + 1
@@ -345,11 +458,42 @@ def test_a_worker_that_died_once_costs_nothing(tmp_path: Path, tree: Path) -> No
     assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
 
 
+def test_a_poisonous_first_chunk_where_room_is_tight(tmp_path: Path, tree: Path) -> None:
+    """What is tried to see whether there is room may be what kills."""
+    put(tree, {f"class0/poison {k}.jpg": jpeg(seed=k) for k in range(2)})
+    (tmp_path / "once").mkdir()
+    put(
+        tmp_path / "site",
+        {"sitecustomize.py": _SITE.format(signal="SIGKILL", once=str(tmp_path / "once")).encode()},
+    )
+    script = (
+        "import sys; from pathlib import Path; from shardwright.convert import run, space\n"
+        "def free(_): return 100\n"
+        "run.free_bytes = space.free_bytes = free\n"
+        "from test_resume import OPTIONS\n"
+        "if __name__ == '__main__':\n"
+        "    try: run.convert(Path(sys.argv[1]), Path(sys.argv[2]), OPTIONS)\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    put(tmp_path, {"script.py": script.encode()})
+    said = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tree, tmp_path / "out"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{Path(__file__).parent}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    ).stdout
+    assert said.startswith("OutputError '"), said
+    assert "its disk has 0.0 MB (100 bytes) free" in said
+
+
 def test_a_worker_that_dies_of_no_picture_is_an_error(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "write_shard", _end_this_process)
-    with pytest.raises(ShardwrightError, match="killed or crashed 2 times, and none of its 16 pictures"):
+    with pytest.raises(ShardwrightError, match="killed or crashed 3 times, and none of its 16 pictures"):
         convert(tree, tmp_path / "out", replace(OPTIONS, jobs=1))
     assert not (tmp_path / "out").exists()
 
