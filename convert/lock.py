@@ -41,8 +41,12 @@ def one_writer(out: Path) -> Iterator[None]:
         yield
     finally:
         os.ftruncate(fd, 0)
-        if not any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER)) and missing:
+        if not any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER)) and (
+            missing or os.listdir(state) == ["lock"]
+        ):
             (state / "lock").unlink()
+            with suppress(OSError):  # what a killed run left may be in it
+                state.rmdir()
             for folder in missing:
                 with suppress(OSError):  # not empty
                     folder.rmdir()

@@ -83,7 +83,9 @@ def _check_data_set(folder: Path, names: set[str]) -> None:
     ours = {"manifest.json", SHARDS_FOLDER, WORK_FOLDER}
     foreign = sorted(name for name in names - ours if not name.startswith(_OURS))
     if names and WORK_FOLDER not in names and "manifest.json" not in names:
-        foreign = sorted(names)  # a folder called shards alone is somebody else's
+        foreign = sorted(names)  # a folder called shards alone is somebody else's, unless it is empty
+        if foreign == [SHARDS_FOLDER] and not any((folder / SHARDS_FOLDER).iterdir()):
+            foreign = []
     if foreign:
         raise OutputError(_foreign(folder, foreign))
 

@@ -14,7 +14,7 @@ from shardwright.datasets.pixels import decode
 from shardwright.errors import OutputError, PictureError
 
 _FULL = {
-    errno.ENOSPC: "the disk is full",
+    errno.ENOSPC: "the disk is full, or has no inodes left",
     errno.EDQUOT: "the quota is used up",
     errno.EFBIG: "a file would be larger than allowed (see `ulimit -f`)",
 }
@@ -59,7 +59,7 @@ def full_disk(
     done = f"Published before that: {', '.join(published)}." if published else "Nothing was published."
     return OutputError(
         f"cannot write '{out}': {why}.{missing or ' There,'} its disk has {_words(free_bytes(out))} free. {done} "
-        "Finished shards are kept: make room, and the same command goes on from there"
+        "Finished shards are kept: make room, or raise the limit, and the same command goes on from there"
     )
 
 

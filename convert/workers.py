@@ -18,8 +18,12 @@ from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.write import ShardRecord, ShardTask, try_picture, write_shard
 from shardwright.errors import ShardwrightError
 
-# A worker decodes one picture at a time: more threads a worker would only get in each other's way.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# A worker decodes one picture at a time: more threads a worker would only get in each other's way. And a json.py in
+# the folder that the command is run in is not Python's.
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "PYTHONSAFEPATH": "1",
+}
 Result = TypeVar("Result")
 _TRIES = 2
 _PATIENCE_SECONDS = 1.0
@@ -160,15 +164,25 @@ class _Worker:
                 raise RuntimeError("the workers have been ended")
             if self._executor is None:
                 self._executor = ProcessPoolExecutor(
-                    max_workers=1, env=_ONE_THREAD, initializer=end_with_parent, initargs=(os.getpid(),)
+                    max_workers=1, env=_ENVIRONMENT, initializer=end_with_parent, initargs=(os.getpid(),)
                 )
             future: Future[Result] = self._executor.submit(work, *arguments)
             self._future = future
         try:
-            return future.result()
+            return self._result(future)
         except BrokenProcessPool as error:  # loky's TerminatedWorkerError among them
             self._drop()
             raise _Died(str(error)) from error
+
+    def _result(self, future: "Future[Result]") -> Result:
+        while True:
+            try:
+                return future.result(_PATIENCE_SECONDS)
+            except TimeoutError:
+                # Without memory or threads for it, loky's own thread ends, and nobody would ever answer.
+                manager = getattr(self._executor, "_executor_manager_thread", None)
+                if manager is not None and not manager.is_alive() and not future.done():
+                    raise BrokenProcessPool("no thread to speak to the process") from None
 
     def take_no_more(self) -> None:
         """From now on `call` raises."""

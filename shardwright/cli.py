@@ -71,9 +71,17 @@ def _terminable() -> Iterator[None]:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except (KeyboardInterrupt, _Terminated):
+        raise  # the process is about to end, and is not to be disturbed again: nothing is restored
+    except BaseException:
+        _restore(before)
+        raise
+    _restore(before)
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _printable(text: str) -> str:
@@ -102,6 +110,8 @@ _debug = click.option(
 @click.version_option(__version__, prog_name="shardwright")
 def main() -> None:
     """Trees of JPEGs to plain HDF5 or .npy shards, once; and training from them at memory speed."""
+    # For processes that are started: a json.py in the folder that this is run in is not Python's.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     if os.name != "posix":  # os.preadv, flock, rename over open files, fsync of folders
         raise ShardwrightError("it runs on Linux and macOS: this system has not the file calls that it needs")
 
@@ -208,7 +218,8 @@ def convert(
     The class of a picture is the first folder below SRC. If all folders in SRC are called train, val,
     valid, validation or test, each becomes a data set of its own below OUT.
 
-    Exit codes: 0 done, or nothing to do; 1 failed; 2 usage; 3 done, with rejects.
+    Exit codes: 0 done, or nothing to do; 1 failed; 2 usage; 3 done, with rejects; 4 another job holds OUT;
+    130 and 143 interrupted and terminated.
     """
     from shardwright.convert import progress, run, scan, summary
     from shardwright.convert.options import ConvertOptions, StoreOptions

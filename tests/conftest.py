@@ -1,9 +1,10 @@
 """What many tests share: the command line in this process, and workers that are none."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ class _Here:
 
     def shutdown(self, **_: Any) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line leaves signals ignored where it was interrupted, as its process is about to end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,16 @@ import pytest
 from drawing import encoded, jpeg, png, put
 from test_one_writer import draw_tree, everything, processes_naming
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, output, run, workers
+from shardwright.convert import (
+    ConvertOptions,
+    PixelOptions,
+    StoreOptions,
+    convert,
+    output,
+    run,
+    unfinished,
+    workers,
+)
 from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Storage
@@ -153,7 +163,10 @@ def test_finished_shards_are_not_made_again(
     assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("damage", ["record", "no record", "short", "gone", "empty record"])
+@pytest.mark.parametrize(
+    "damage",
+    ["record", "no record", "short", "gone", "empty record", "a bit of the record", "a bit", "zeros", "deep"],
+)
 def test_what_is_not_whole_is_not_finished(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -166,6 +179,18 @@ def test_what_is_not_whole_is_not_finished(
             record.write_text(record.read_text()[:-20])
         case "empty record":
             record.write_text("")
+        case "a bit of the record":
+            record.write_text(record.read_text().replace('"pixels": ', '"pixels": 1'))
+        case "deep":
+            record.write_text("[" * 200_000)
+        case "a bit":
+            data = bytearray(shard.read_bytes())
+            data[len(data) // 2] ^= 1
+            shard.write_bytes(data)
+        case "zeros":
+            size = shard.stat().st_size
+            os.truncate(shard, size // 2)
+            os.truncate(shard, size)
         case "no record":
             record.unlink()
         case "short":
@@ -233,10 +258,10 @@ def test_a_record_that_is_not_of_the_plan_is_none(
     stopped_after(3, monkeypatch, tree, tmp_path / "out")
     kept = tmp_path / "out" / ".shardwright" / "run"
     put(tmp_path, {"victim": b"victim", "out/.shardwright/victim": b"victim"})
-    found = json.loads((kept / "record-00001.json").read_text())
+    found = json.loads((kept / "record-00001.json").read_text())["values"]
     for key, value in change.items():
         found[key] = {**found[key], **value} if isinstance(value, dict) and key == "shard" else value
-    (kept / "record-00001.json").write_text(json.dumps(found))
+    unfinished._write(kept / "record-00001.json", found)
     (kept / "record-00001.copy.json").write_bytes((kept / "record-00000.json").read_bytes())
     written = shards_written(monkeypatch)
     convert(tree, tmp_path / "out", OPTIONS)
@@ -253,7 +278,11 @@ def test_a_request_that_is_none_begins_anew(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, request_: str
 ) -> None:
     stopped_after(3, monkeypatch, tree, tmp_path / "out")
-    (tmp_path / "out" / ".shardwright" / "run" / "request.json").write_text(request_)
+    path = tmp_path / "out" / ".shardwright" / "run" / "request.json"
+    if request_:
+        unfinished._write(path, json.loads(request_))
+    else:
+        path.write_text("")
     assert convert(tree, tmp_path / "out", OPTIONS)[0].resumed == 0
 
 
@@ -305,6 +334,38 @@ def test_options_may_be_others_where_nothing_is_finished(
     stopped_after(0, monkeypatch, tree, tmp_path / "out")
     assert (tmp_path / "out" / ".shardwright" / "run" / "request.json").exists()
     assert convert(tree, tmp_path / "out", replace(OPTIONS, seed=1))[0].manifest.seed == 1
+
+
+def test_the_hidden_folder_may_be_removed(
+    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(tree, tmp_path / "undisturbed", OPTIONS)
+    monkeypatch.setattr(output.Output, "abandon", lambda self: None)  # as after SIGKILL
+    stopped_after(2, monkeypatch, tree, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / ".shardwright")
+    assert (tmp_path / "out" / "shards").exists()
+    convert(tree, tmp_path / "out", OPTIONS)
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+def test_splits_are_gone_on_with(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split in ("train", "val"):
+        draw_tree(tmp_path / "tree" / split, 40)
+    convert(tmp_path / "tree", tmp_path / "undisturbed", OPTIONS)
+    stopped_after(4, monkeypatch, tmp_path / "tree", tmp_path / "out")
+    put(tmp_path, {"out/.shardwright/lock": b""})  # as after SIGKILL
+    train, val = convert(tmp_path / "tree", tmp_path / "out", OPTIONS)
+    assert (train.resumed, val.resumed) == (3, 1)
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+def test_files_beside_do_not_stand_in_for_python(tmp_path: Path, tree: Path) -> None:
+    put(tmp_path / "beside", {"json.py": b"raise SystemExit('not me')", "random.py": b"x = 1"})
+    program = [arg for arg in command(tree, tmp_path / "out") if arg != "-P"]
+    program[:3] = [str(Path(sys.executable).with_name("shardwright"))]
+    done = subprocess.run(program, cwd=tmp_path / "beside", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Traceback") == 0
 
 
 @pytest.mark.parametrize("name", ["shards", ".shardwright"])
