@@ -11,6 +11,7 @@ A data set is a folder::
 Readers believe the manifest alone. ``docs/format.md`` says the same for people of other languages.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -140,6 +141,11 @@ class Manifest:
     def bytes(self) -> int:
         """Size of all shard files in bytes."""
         return sum(file.bytes for shard in self.shards for file in shard.files)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the hashes of all shard files, in hex, its first 16 digits: what the data set holds."""
+        hashes = "".join(file.sha256 for shard in self.shards for file in shard.files)
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """The text of the manifest file: sorted by nothing but the order of the fields, one final newline."""

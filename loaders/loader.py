@@ -1,8 +1,9 @@
 """`make_loader`: a tuned `torch.utils.data.DataLoader` over a converted data set."""
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 from torch.utils.data import DataLoader, Sampler, default_collate
@@ -10,42 +11,81 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.errors import UsageError
 from shardwright.loaders.options import LoaderOptions
-from shardwright.loaders.order import Epoch, batch_starts, block_shuffle, exact_shuffle, sequential
+from shardwright.loaders.order import Epoch, Order, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan, plan
 from shardwright.loaders.pool import Pool
+from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, share_of
 from shardwright.loaders.threads import ReadAhead
+from shardwright.loaders.world import Ranks, check_ranks, resolved
 
 
 class EpochBatches(Sampler[Any]):
-    """The batches of one epoch as arrays of indices; iterated again, those of the next epoch."""
+    """The batches of one rank's share of an epoch, as arrays of indices; iterated again, those of the next epoch.
+
+    Attributes
+    ----------
+    next_epoch, next_batch
+        Where the next iteration begins.
+    """
 
     def __init__(
-        self, dataset: ShardedDataset, plan: LoaderPlan, batch_size: int, *, seed: int, drop_last: bool
+        self,
+        dataset: ShardedDataset,
+        plan: LoaderPlan,
+        batch_size: int,
+        *,
+        seed: int,
+        uneven: Uneven,
+        ranks: Ranks = None,
     ) -> None:
-        self.plan, self.batch_size, self.seed, self.drop_last = plan, batch_size, seed, drop_last
+        self.plan, self.batch_size, self.seed, self.uneven = plan, batch_size, seed, uneven
+        self.ranks = ranks
         #: Where chunks begin, in indices.
         self.blocks = dataset.reader.rows.blocks(dataset.manifest.chunk_rows)
-        self.next_epoch = 0
+        self.next_epoch = self.next_batch = 0
+        self._lanes: int | None = None  # of the epoch that is resumed
 
-    def take_epoch(self) -> Epoch:
-        """The samples of the next epoch, in order."""
-        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+    @property
+    def rank_and_world(self) -> tuple[int, int]:
+        """This rank's number, and how many there are."""
+        return resolved(self.ranks)
+
+    @property
+    def dealing(self) -> Dealing:
+        """How the next epoch is dealt out."""
+        _, world = self.rank_and_world
+        lanes = 1 if self.plan.order != "block" else self._lanes or world
+        return Dealing(self.batch_size * world, self.uneven, lanes)
+
+    def take_share(self) -> tuple[Share, int, int]:
+        """(this rank's share of the next epoch, number of the epoch, its batch to begin with)."""
+        epoch, first = self.next_epoch, self.next_batch
+        share = share_of(self._order(epoch), self.dealing, *self.rank_and_world)
+        self.next_epoch, self.next_batch, self._lanes = epoch + 1, 0, None
+        return share, epoch, min(first, len(share))
+
+    def resume(self, epoch: int, batch: int, lanes: int) -> None:
+        """Begin the next iteration in the middle of an epoch that was begun on ``lanes`` ranks."""
+        self.next_epoch, self.next_batch, self._lanes = epoch, batch, lanes
+
+    def _order(self, epoch: int) -> Epoch:
         match self.plan.order:
             case "sequential":
                 return sequential(self.blocks, self.plan.mixed_chunks)
             case "exact":
                 return exact_shuffle(self.blocks, self.seed, epoch)
             case "block":
-                return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch)
+                lanes = self.dealing.lanes
+                return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch, lanes)
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: DataLoader makes two iterators of its first epoch, and draws from one.
-        indices = self.take_epoch().indices
-        for start in batch_starts(len(indices), self.batch_size, self.drop_last):
-            yield indices[start : start + self.batch_size]
+        share, _, first = self.take_share()
+        for k in range(first, len(share)):
+            yield share.indices[share.bounds[k] : share.bounds[k + 1]]
 
     def __len__(self) -> int:
-        return len(batch_starts(int(self.blocks[-1]), self.batch_size, self.drop_last))
+        return batch_count(int(self.blocks[-1]), self.dealing)
 
 
 class Loader(DataLoader[Any]):
@@ -87,10 +127,10 @@ class Loader(DataLoader[Any]):
             group_rows = self.plan.mixed_chunks * dataset.manifest.chunk_rows
             spare += 2 * -(-group_rows // batches.batch_size)
         image_bytes = int(np.prod(dataset.manifest.image_shape))
-        self._pool = Pool(
-            min(batches.batch_size, len(dataset)) * image_bytes, spare, pinned=self.plan.pin_memory
-        )
+        largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
+        self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
         self._announced = options.quiet or self.plan.order == "sequential"
+        self._position = Position(lanes=self._lanes())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self._announced:
@@ -98,19 +138,19 @@ class Loader(DataLoader[Any]):
             self._announced = True
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         if self.plan.engine == "processes" or not dataset.has_images or dataset.makes_samples:
-            return super().__iter__()
-        batches = self.batches
+            epoch, first = self.batches.next_epoch, self.batches.next_batch
+            return self._counted(super().__iter__(), epoch, first)
+        share, epoch, first = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
-            batches.take_epoch(),
+            share,
             self._pool,
-            batch_size=batches.batch_size,
-            drop_last=batches.drop_last,
-            blocks=None if self.plan.order == "exact" else batches.blocks,
+            first=first,
+            blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
         )
-        return map(self._collated, ahead)
+        return self._counted(map(self._collated, ahead), epoch, first)
 
     def _collated(self, read: tuple[Any, SampleBatch]) -> Any:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
@@ -121,7 +161,94 @@ class Loader(DataLoader[Any]):
         """Let the next iteration be epoch ``epoch``, counted from 0."""
         if epoch < 0:
             raise UsageError(f"epoch is {epoch}, expected 0 or more")
-        self.batches.next_epoch = epoch
+        self.batches.next_epoch, self.batches.next_batch = epoch, 0
+        self._position = Position(epoch, 0, self.batches.dealing.lanes)
+
+    def _counted(self, batches: Iterator[Any], epoch: int, first: int) -> Iterator[Any]:
+        return _Counted(
+            self, batches, Position(epoch, first, self._position.lanes if first else self._lanes())
+        )
+
+    def _lanes(self) -> int:
+        return self.batches.dealing.lanes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, as JSON values, the same on every rank: saved by one, restored by all.
+
+        Counts the batches that were handed out, not those that were read ahead. Of the loop begun last, if there are
+        several.
+        """
+        return {**self._identity(), **asdict(self._position)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where ``state`` was taken.
+
+        Workers, prefetching and the number of ranks may be others; the data set, its version, the seed and the
+        global batch may not. On another number of ranks what is left of that epoch is dealt out anew over them, and
+        a chunk may be read by several.
+
+        Raises
+        ------
+        UsageError
+            The state is of something else: names what.
+        """
+        chosen = {key: state.get(key) for key in ("order", "mixed_chunks")}
+        if chosen["order"] in get_args(Order) and isinstance(chosen["mixed_chunks"], int):
+            # The choice may have been another one on another machine; it is kept.
+            self.plan = self.batches.plan = replace(self.plan, **chosen)  # type: ignore[arg-type]
+        wrong = [
+            f"{key} is {state.get(key)!r} there, {value!r} here"
+            for key, value in self._identity().items()
+            if state.get(key) != value
+        ]
+        numbers = [state.get(key) for key in ("epoch", "batch", "lanes")]
+        if not all(isinstance(n, int) and n >= 0 for n in numbers):
+            wrong.append(f"epoch, batch and lanes are {numbers}")
+        if wrong:
+            raise UsageError(f"the state is not of this loader: {'; '.join(wrong)}")
+        self._position = Position(*numbers)  # type: ignore[arg-type]
+        self.batches.resume(self._position.epoch, self._position.batch, self._position.lanes)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for the order to be the same."""
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        return {
+            "dataset": dataset.manifest.fingerprint(),
+            "version": dataset.version,
+            "rows": len(dataset),
+            "seed": self.batches.seed,
+            "order": self.plan.order,
+            "mixed_chunks": self.plan.mixed_chunks,
+            "global_batch": self.batches.dealing.global_batch,
+            "uneven": self.batches.uneven,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Batches of ``epoch`` that were handed out, of an order in so many ``lanes``."""
+
+    epoch: int = 0
+    batch: int = 0
+    lanes: int = 1
+
+
+class _Counted(Iterator[Any]):
+    """Batches, and in the loader's state how many of them were handed out."""
+
+    def __init__(self, loader: Loader, batches: Iterator[Any], position: Position) -> None:
+        self._loader, self._batches, self._position = loader, batches, position
+        loader._position = position
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._loader._position = Position(self._position.epoch + 1, 0, self._loader._lanes())
+            raise
+        self._position = replace(self._position, batch=self._position.batch + 1)
+        self._loader._position = self._position
+        return batch
 
 
 def make_loader(
@@ -132,6 +259,7 @@ def make_loader(
     seed: int = 0,
     drop_last: bool = False,
     collate_fn: Callable[[Any], Any] | None = None,
+    ranks: Ranks = "auto",
     options: LoaderOptions | None = None,
 ) -> Loader:
     """Make a loader of whole batches over ``dataset``.
@@ -141,7 +269,7 @@ def make_loader(
     dataset
         An `H5Dataset`, an `NpyDataset`, or a subclass of one.
     batch_size
-        Samples of a batch.
+        Samples of a batch on each rank; the global batch is that times the ranks.
     shuffle
         Whether samples come in another random order each epoch, the same for the same ``seed``; else they
         come in the order of the data set. ``LoaderOptions.shuffle_by`` says what random means; which it
@@ -151,6 +279,9 @@ def make_loader(
     collate_fn
         Makes a batch of the samples; is given a `SampleBatch`, or a list where there are transforms.
         None: `collate`.
+    ranks
+        ``"auto"``: this process's rank in torch.distributed where that is initialised when an epoch begins.
+        ``(rank, world)``: given. None: all samples come here; sharding is left to a framework.
 
     Returns
     -------
@@ -174,7 +305,11 @@ def make_loader(
         raise UsageError(f"seed is {seed}, expected 0 to 2**63 - 1")
     options = options or LoaderOptions()
     chosen = plan(dataset, int(batch_size), shuffle, options)
-    batches = EpochBatches(dataset, chosen, int(batch_size), seed=seed, drop_last=drop_last)
+    check_ranks(ranks)
+    uneven = options.uneven or ("drop" if drop_last else "spread" if not shuffle else None)
+    if uneven is None:  # alone, there is nobody to keep step with
+        uneven = "pad" if resolved(ranks)[1] > 1 else "spread"
+    batches = EpochBatches(dataset, chosen, int(batch_size), seed=seed, uneven=uneven, ranks=ranks)
     return Loader(dataset, batches, collate_fn or collate, options)
 
 

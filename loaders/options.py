@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shardwright.errors import UsageError
+from shardwright.loaders.ranks import Uneven
 
 Engine = Literal["auto", "threads", "processes"]
 ShuffleBy = Literal["auto", "exact", "block"]
@@ -40,6 +41,11 @@ class LoaderOptions:
         Images in page-locked memory, for copies to a CUDA device. None: where CUDA is available.
     start_method
         How processes are started; None: Python's default.
+    uneven
+        What becomes of samples that do not fill a global batch, the batches of all ranks: ``drop`` leaves them out,
+        ``pad`` fills up with samples from the beginning of the epoch, ``spread`` hands out each sample exactly once, in
+        as many batches on every rank. None: drop with ``drop_last``; else spread without ``shuffle`` or on one rank,
+        where the last batch is just shorter; else pad.
     quiet
         Do not print which order was chosen.
     """
@@ -52,12 +58,14 @@ class LoaderOptions:
     fast_random_storage: bool = False
     pin_memory: bool | None = None
     start_method: StartMethod | None = None
+    uneven: Uneven | None = None
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("engine", Engine), ("shuffle_by", ShuffleBy), ("start_method", StartMethod)):
+        kinds = {"engine": Engine, "shuffle_by": ShuffleBy, "start_method": StartMethod, "uneven": Uneven}
+        for name, kind in kinds.items():
             value = getattr(self, name)
-            if value not in get_args(kind) and not (name == "start_method" and value is None):
+            if value not in get_args(kind) and not (name in ("start_method", "uneven") and value is None):
                 raise UsageError(f"{name} is {value!r}, expected one of {', '.join(get_args(kind))}")
         if self.workers is not None and not 0 <= self.workers <= 1024:
             raise UsageError(f"workers is {self.workers}, expected 0 to 1024")

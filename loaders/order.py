@@ -45,13 +45,15 @@ def exact_shuffle(blocks: npt.NDArray[np.int64], seed: int, epoch: int) -> Epoch
     return Epoch(indices, np.array([0, len(indices)]))
 
 
-def block_shuffle(blocks: npt.NDArray[np.int64], mixed: int, seed: int, epoch: int) -> Epoch:
+def block_shuffle(blocks: npt.NDArray[np.int64], mixed: int, seed: int, epoch: int, lanes: int = 1) -> Epoch:
     """Chunks in random order, the rows of each ``mixed`` of them permuted; another order each epoch.
 
     Parameters
     ----------
     blocks
         Where chunks begin: chunk k holds the indices ``[blocks[k], blocks[k + 1])``.
+    lanes
+        The chunks, laid end to end, are cut by rows into so many equal parts, and none is mixed with another.
     """
     generator = _generator(seed, epoch)
     order = generator.permutation(len(blocks) - 1)
@@ -60,15 +62,18 @@ def block_shuffle(blocks: npt.NDArray[np.int64], mixed: int, seed: int, epoch: i
     # Each index of the shuffled chunks, laid end to end: its place in the chunk, and where the chunk begins.
     indices = _range(blocks)
     indices += np.repeat(blocks[:-1][order] - (ends - sizes), sizes).astype(indices.dtype)
-    groups = np.unique(np.concatenate([[0], ends[mixed - 1 :: mixed], ends[-1:]]))
+    rows = int(ends[-1])
+    groups = np.unique(np.concatenate([_lane_groups(ends, mixed, k * rows // lanes, (k + 1) * rows // lanes)
+                                       for k in range(lanes)]))  # fmt: skip
     for start, end in pairwise(groups.tolist()):
         generator.shuffle(indices[start:end])
     return Epoch(indices, groups)
 
 
-def batch_starts(rows: int, batch_size: int, drop_last: bool) -> range:
-    """Positions at which batches begin; a shorter last one is kept unless ``drop_last``."""
-    return range(0, rows - rows % batch_size if drop_last else rows, batch_size)
+def _lane_groups(ends: npt.NDArray[np.int64], mixed: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+    """Where the groups of the lane ``[start, stop)`` begin and end; ``ends`` are the ends of the chunks."""
+    inner = ends[(ends > start) & (ends < stop)]
+    return np.concatenate([[start], inner[mixed - 1 :: mixed], [stop]])
 
 
 def _generator(seed: int, epoch: int) -> np.random.Generator:

@@ -1,9 +1,9 @@
 """Whose turn a sample is: the order of a job, dealt out over ranks and batches. Pure functions.
 
-The order is defined for the job as a sequence of *global batches*; each rank takes its slice of each of them. In block
-order the shuffled chunks are cut by rows into equal *lanes*, one for each rank there was at the start of the epoch, so that
-only a chunk at a cut is read by two ranks: a global batch is then a part of each lane, laid end to end. In the other orders
-there is one lane.
+The order is defined for the job as a sequence of *global batches*; each rank takes its slice of each of them. In
+block order the shuffled chunks are cut by rows into equal *lanes*, one for each rank there was at the start of the
+epoch, so that only a chunk at a cut is read by two ranks: a global batch is then a part of each lane, laid end to end.
+In the other orders there is one lane.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Dealing:
     global_batch
         Samples of a batch over all ranks.
     uneven
-        ``drop``: what does not fill a global batch is left out. ``pad``: the last one is filled up with samples from the
-        beginning. ``spread``: every sample exactly once; what is left is spread over the ranks.
+        ``drop``: what does not fill a global batch is left out. ``pad``: the last one is filled up with samples from
+        the beginning. ``spread``: every sample exactly once; what is left is spread over the ranks.
     lanes
         Lanes of the order.
     """
@@ -74,7 +74,7 @@ def share_of(epoch: Epoch, dealing: Dealing, rank: int, world: int) -> Share:
         end = int(bounds[rank][-1])
         inner = epoch.groups[(epoch.groups > start) & (epoch.groups < start + min(end, length))] - start
         groups = np.unique(np.concatenate([[0], inner, [min(end, length), end]]))
-        return Share(epoch.indices[start + np.arange(end) % length], bounds[rank], groups)
+        return Share(epoch.indices[start + np.arange(end) % max(1, length)], bounds[rank], groups)
     if world == 1 and dealing.lanes == 1:
         return Share(epoch.indices, bounds[0], epoch.groups)
     if dealing.lanes == 1 and dealing.uneven != "spread" and dealing.global_batch % world == 0:
@@ -83,7 +83,7 @@ def share_of(epoch: Epoch, dealing: Dealing, rank: int, world: int) -> Share:
         ends = np.arange(count + 1) * batch
         mine = ((starts + np.arange(batch)) % rows).ravel()
         return Share(epoch.indices[mine], ends, _groups_of(ends, epoch))
-    positions, ends = [], [0]
+    positions, lengths = [], []
     for k in range(count):
         parts = [
             start + np.arange(b[k], b[k + 1]) % max(1, length)
@@ -91,9 +91,10 @@ def share_of(epoch: Epoch, dealing: Dealing, rank: int, world: int) -> Share:
         ]
         whole = np.concatenate(parts)
         positions.append(whole[rank * len(whole) // world : (rank + 1) * len(whole) // world])
-        ends.append(ends[-1] + len(positions[-1]))
+        lengths.append(len(positions[-1]))
     mine = np.concatenate(positions) if positions else np.empty(0, np.int64)
-    return Share(epoch.indices[mine], np.array(ends), _groups_of(np.array(ends), epoch))
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Share(epoch.indices[mine], ends, _groups_of(ends, epoch))
 
 
 def _cuts(rows: int, lanes: int) -> Positions:

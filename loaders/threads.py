@@ -19,8 +19,8 @@ import torch
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.reader import Reader
-from shardwright.loaders.order import Epoch, batch_starts
 from shardwright.loaders.pool import Pool
+from shardwright.loaders.ranks import Share
 
 Index = npt.NDArray[np.int64]
 
@@ -47,7 +47,8 @@ class _Batch:
     _coming: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._coming.acquire()
+        if self.missing:
+            self._coming.acquire()
 
     def arrived(self, rows: int, error: BaseException | None) -> None:
         """Count ``rows`` as read, or failed."""
@@ -136,6 +137,8 @@ class ReadAhead:
     ----------
     dataset
         Its reader and columns are used, its transforms are not.
+    share, first
+        What to read, from its batch ``first`` on.
     blocks
         Where chunks begin, in indices: the rows of a chunk in a group are one task. None: rows are read one
         by one, and tasks are batches.
@@ -150,30 +153,26 @@ class ReadAhead:
     def __init__(
         self,
         dataset: ShardedDataset,
-        epoch: Epoch,
+        share: Share,
         pool: Pool,
         *,
-        batch_size: int,
-        drop_last: bool,
+        first: int = 0,
         blocks: Index | None,
         threads: int,
         ahead: int,
     ) -> None:
-        self._dataset, self._epoch, self._pool = dataset, epoch, pool
-        self._batch_size, self._blocks = batch_size, blocks
+        self._dataset, self._share, self._pool, self._blocks = dataset, share, pool, blocks
         self._ahead = ahead if threads else 0
-        self._starts = batch_starts(len(epoch.indices), batch_size, drop_last)
-        self._end = min(len(epoch.indices), len(self._starts) * batch_size)
         self._batches: dict[int, _Batch] = {}
-        self._next = 0
-        self._planned = 0  # the tasks of positions before this were handed to the crew
+        self._next = first
+        self._planned = int(share.bounds[first])  # the tasks of positions before this were handed to the crew
         self._found_warm = 0
         self._crew = _Crew(dataset.reader, threads)
         self._stop = weakref.finalize(self, self._crew.stop)
 
     def close(self) -> None:
         """End the threads; no batch comes after this."""
-        self._next = len(self._starts)
+        self._next = len(self._share)
         self._batches.clear()
         self._stop()
 
@@ -181,12 +180,13 @@ class ReadAhead:
         return self
 
     def __next__(self) -> tuple[Index, SampleBatch]:
-        if self._next == len(self._starts):
+        if self._next == len(self._share):
             self.close()
             raise StopIteration
         try:
             self._plan()
-            batch = self._batches.pop(self._next)
+            batch = self._batch(self._next)  # planned, unless it is empty
+            del self._batches[self._next]
             batch.wait()
             self._next += 1
             return batch.indices, self._dataset.assembled(batch.indices, batch.tensor)
@@ -196,16 +196,14 @@ class ReadAhead:
 
     def _plan(self) -> None:
         """Hand out tasks so that ``ahead`` batches beside the next are read or being read."""
-        wanted = min(self._end, (self._next + 1 + self._ahead) * self._batch_size)
+        bounds = self._share.bounds
+        wanted = int(bounds[min(self._next + 1 + self._ahead, len(self._share))])
         if self._blocks is not None and self._ahead:
             wanted = max(wanted, self._after_next_group())
         while self._planned < wanted:
             start = self._planned
-            if self._blocks is None:
-                end = min(self._end, start + self._batch_size)
-            else:
-                group = np.searchsorted(self._epoch.groups, start, side="right")
-                end = min(self._end, int(self._epoch.groups[group]))
+            borders = bounds if self._blocks is None else self._share.groups
+            end = min(int(bounds[-1]), int(borders[np.searchsorted(borders, start, side="right")]))
             self._planned = end
             tasks = self._tasks(start, end)
             for task in tasks:
@@ -215,17 +213,19 @@ class ReadAhead:
 
     def _after_next_group(self) -> int:
         """Where the group ends that comes after the one with the next batch."""
-        groups = self._epoch.groups
-        group = int(np.searchsorted(groups, self._next * self._batch_size, side="right"))
-        return min(self._end, int(groups[min(group + 1, len(groups) - 1)]))
+        bounds, groups = self._share.bounds, self._share.groups
+        group = int(np.searchsorted(groups, bounds[self._next], side="right"))
+        return min(int(bounds[-1]), int(groups[min(group + 1, len(groups) - 1)]))
 
     def _tasks(self, start: int, end: int) -> list[_Task]:
         """What is to be read for the positions ``[start, end)``."""
-        indices = self._epoch.indices[start:end].astype(np.int64)
-        first = start // self._batch_size
-        number, place = np.divmod(np.arange(start - first * self._batch_size, end - first * self._batch_size),
-                                  self._batch_size)  # fmt: skip
-        batches = [self._batch(first + k) for k in range(int(number[-1]) + 1)]
+        indices, bounds = self._share.indices[start:end].astype(np.int64), self._share.bounds
+        first = int(np.searchsorted(bounds, start, side="right")) - 1
+        last = int(np.searchsorted(bounds, end, side="left"))
+        positions = np.arange(start, end)
+        number = np.searchsorted(bounds[first : last + 1], positions, side="right") - 1
+        place = positions - bounds[first + number]
+        batches = [self._batch(k) for k in range(first, last)]
         out = RowBuffers([batch.rows for batch in batches], number, place)
         least = max(_TASK_ROWS, _TASK_BYTES // out.row_bytes)
         if self._blocks is not None:
@@ -244,10 +244,10 @@ class ReadAhead:
     def _batch(self, number: int) -> _Batch:
         batch = self._batches.get(number)
         if batch is None:
-            start = self._starts[number]
-            indices = self._epoch.indices[start : min(self._end, start + self._batch_size)].astype(np.int64)
+            start, end = self._share.bounds[number : number + 2]
+            indices = self._share.indices[start:end].astype(np.int64)
             tensor, array = self._pool.take((len(indices), *self._dataset.manifest.image_shape))
-            rows = array.reshape(len(indices), -1)
+            rows = array.reshape(len(indices), self._crew.reader.row_bytes)
             batch = self._batches[number] = _Batch(indices, len(indices), tensor, rows)
         return batch
 

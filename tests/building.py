@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import Output
 from shardwright.convert.store import shard_file, shard_writer
-from shardwright.datasets import ShardedDataset
+from shardwright.datasets import ShardedDataset, open_dataset
 from shardwright.datasets.aio import ReadList
 from shardwright.datasets.layout import Manifest, Shard, Stats, Storage, columns_of
+from shardwright.loaders import LoaderOptions, make_loader
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,18 @@ def build(
 def send_labels(dataset: ShardedDataset, queue: "multiprocessing.Queue[list[int]]") -> None:
     """For a process of its own: read every sample there, and send the labels."""
     queue.put([dataset[i][1] for i in range(len(dataset))])
+
+
+def train_on_rank(rank: int, world: int, folder: Path, meeting: str, queue: Any) -> None:
+    """For a process of its own: one epoch as a rank of torch.distributed; sends (rank, ids of each batch)."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        dataset = open_dataset(folder, columns=("image", "label", "id"))
+        loader = make_loader(dataset, 8, shuffle=True, options=LoaderOptions(quiet=True))
+        queue.put((rank, [list(ids) for _, _, ids in loader]))
+        torch.distributed.barrier()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def republish(built: Built, **changes: object) -> None:

@@ -13,7 +13,7 @@ from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Shard, ShardFile
 from shardwright.datasets.rows import RowMap
 from shardwright.loaders import LoaderOptions, ShuffleQuality, shuffle_quality
-from shardwright.loaders.order import Epoch, batch_starts, block_shuffle, exact_shuffle, sequential
+from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
 
 FILE = (ShardFile("shards/x.h5", 1, "0" * 64),)
 borders = st.lists(st.integers(1, 9), min_size=1, max_size=40).map(lambda sizes: np.cumsum([0, *sizes]))
@@ -55,13 +55,6 @@ def test_pure_and_new_each_epoch(make) -> None:  # type: ignore[no-untyped-def]
     # Not one and the same for (seed, epoch) and (epoch, seed), nor near the sorted order.
     assert flat(make(3, 1)) != flat(make(1, 3))
     assert abs(np.corrcoef(np.arange(5000), make(0, 0).indices)[0, 1]) < 0.1
-
-
-@given(st.integers(0, 500), st.integers(1, 64), st.booleans())
-def test_batches_cover_the_rows(rows: int, batch_size: int, drop_last: bool) -> None:
-    sizes = [min(rows, start + batch_size) - start for start in batch_starts(rows, batch_size, drop_last)]
-    assert all(size == batch_size for size in sizes[:-1])
-    assert rows - sum(sizes) == (rows % batch_size if drop_last else 0)
 
 
 @st.composite

@@ -1,0 +1,273 @@
+"""Ranks and resuming: who reads what, and what is left of an epoch that was stopped in the middle."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from building import Built, build, train_on_rank
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.datasets import open_dataset
+from shardwright.errors import UsageError
+from shardwright.loaders import Loader, LoaderOptions, make_loader
+from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
+from shardwright.loaders.ranks import Dealing, Share, batch_count, share_of
+
+borders = st.lists(st.integers(1, 9), min_size=1, max_size=25).map(lambda sizes: np.cumsum([0, *sizes]))
+orders = st.sampled_from(["sequential", "exact", "block"])
+worlds = st.integers(1, 5)
+
+
+def epoch_of(order: str, blocks: np.ndarray, lanes: int) -> Epoch:
+    match order:
+        case "sequential":
+            return sequential(blocks, 3)
+        case "exact":
+            return exact_shuffle(blocks, 7, 1)
+        case _:
+            return block_shuffle(blocks, 3, 7, 1, lanes)
+
+
+def batches(share: Share) -> list[list[int]]:
+    return [share.indices[a:b].tolist() for a, b in zip(share.bounds[:-1], share.bounds[1:], strict=True)]
+
+
+@given(orders, borders, worlds, st.integers(1, 8), st.sampled_from(["drop", "pad", "spread"]))
+def test_every_uneven_end(order: str, blocks: np.ndarray, world: int, batch: int, uneven: Any) -> None:
+    lanes = world if order == "block" else 1
+    dealing = Dealing(batch * world, uneven, lanes)
+    epoch = epoch_of(order, blocks, lanes)
+    shares = [share_of(epoch, dealing, rank, world) for rank in range(world)]
+    rows, count = int(blocks[-1]), batch_count(int(blocks[-1]), dealing)
+    assert {len(share) for share in shares} == {count}
+    for share in shares:
+        assert share.groups[0] == 0
+        assert share.groups[-1] == share.bounds[-1] == len(share.indices) or not count
+        assert (np.diff(share.groups) > 0).all()
+    sizes = [len(b) for share in shares for b in batches(share)]
+    times = Counter(i for share in shares for b in batches(share) for i in b)
+    assert set(times) <= set(range(rows))
+    match uneven:
+        case "drop":
+            assert set(sizes) <= {batch}
+            assert max(times.values(), default=1) == 1
+            assert rows - len(times) < batch * world
+        case "pad":
+            assert set(sizes) == {batch}
+            assert len(times) == rows
+            assert sum(times.values()) - rows < batch * world
+        case "spread":
+            assert set(times.values()) == {1}
+            assert len(times) == rows
+            assert max(sizes) <= batch
+            assert count == -(-rows // (batch * world))
+            if rows >= world * count:
+                assert min(sizes) >= 1
+
+
+@given(orders, borders, worlds, st.integers(1, 4), st.sampled_from(["drop", "pad", "spread"]), st.data())
+def test_the_rest_of_an_epoch_on_other_ranks(
+    order: str, blocks: np.ndarray, world: int, batch: int, uneven: Any, data: st.DataObject
+) -> None:
+    global_batch = batch * world
+    others = data.draw(st.sampled_from([n for n in range(1, 9) if global_batch % n == 0]))
+    lanes = world if order == "block" else 1
+    dealing = Dealing(global_batch, uneven, lanes)
+    epoch = epoch_of(order, blocks, lanes)
+    before = [batches(share_of(epoch, dealing, rank, world)) for rank in range(world)]
+    after = [batches(share_of(epoch, dealing, rank, others)) for rank in range(others)]
+    assert {len(b) for b in after} == {batch_count(int(blocks[-1]), dealing)}
+    stop = data.draw(st.integers(0, len(before[0])))
+    seen = Counter(i for rank in before for b in rank[:stop] for i in b)
+    rest = Counter(i for rank in after for b in rank[stop:] for i in b)
+    whole = Counter(i for rank in before for b in rank for i in b)
+    if uneven != "spread":  # else where the ends lie depends on how many there are
+        assert seen + rest == whole
+
+
+def test_a_chunk_is_read_by_one_rank_but_at_the_cuts() -> None:
+    blocks = np.arange(0, 3201, 32)
+    readers = Counter(
+        chunk
+        for rank in range(3)
+        for chunk in set(
+            (
+                share_of(block_shuffle(blocks, 4, 0, 0, 3), Dealing(48, "drop", 3), rank, 3).indices // 32
+            ).tolist()
+        )
+    )
+    assert sorted(readers.values())[:-2] == [1] * (len(readers) - 2)
+
+
+# --- the loader -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("ranks") / "set", rows=203, shard_rows=50)
+
+
+def loader_of(
+    built: Built,
+    rank: int,
+    world: int,
+    batch_size: int,
+    order: Any = "block",
+    shuffle: bool = True,
+    **options: Any,
+) -> Loader:
+    return make_loader(
+        open_dataset(built.folder, columns=("image", "label", "id")),
+        batch_size,
+        shuffle=shuffle,
+        seed=5,
+        ranks=(rank, world),
+        options=LoaderOptions(**{"workers": 2, "shuffle_by": order, "quiet": True, **options}),
+    )
+
+
+def ids_of(batches: Any) -> list[list[str]]:
+    return [list(ids) for _, _, ids in batches]
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("order", ["exact", "block"])
+def test_training_keeps_step(built: Built, order: str, engine: str) -> None:
+    found = [ids_of(loader_of(built, rank, 3, 8, order, engine=engine)) for rank in range(3)]
+    assert {len(batches) for batches in found} == {9} == {len(loader_of(built, 0, 3, 8, order))}
+    assert {len(ids) for batches in found for ids in batches} == {8}
+    times = Counter(id for batches in found for ids in batches for id in ids)
+    assert set(times) == set(built.ids)
+    assert sum(times.values()) - len(times) < 24
+
+
+@pytest.mark.parametrize(("world", "batch_size"), [(3, 8), (4, 50), (5, 60)])
+def test_evaluation_is_disjoint_and_complete(built: Built, world: int, batch_size: int) -> None:
+    found = [ids_of(loader_of(built, rank, world, batch_size, shuffle=False)) for rank in range(world)]
+    assert len({len(batches) for batches in found}) == 1
+    assert Counter(id for batches in found for ids in batches for id in ids) == Counter(built.ids)
+
+
+def test_more_ranks_than_samples(tmp_path: Path) -> None:
+    few = build(tmp_path / "few", rows=3)
+    images = [[image for image, *_ in loader_of(few, rank, 5, 2, shuffle=False)] for rank in range(5)]
+    assert [len(batches) for batches in images] == [1] * 5
+    assert sorted(len(batches[0]) for batches in images) == [0, 0, 1, 1, 1]
+    assert {tuple(batches[0].shape[1:]) for batches in images} == {(3, 8, 8)}
+    trained = [ids_of(loader_of(few, rank, 5, 2)) for rank in range(5)]
+    assert {len(ids) for batches in trained for ids in batches} == {2}
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("order", ["exact", "block", "sequential"])
+def test_resumed_in_the_middle_twice(built: Built, order: str, engine: str) -> None:
+    shuffle = order != "sequential"
+    by = order if shuffle else "auto"
+    whole = loader_of(built, 0, 1, 16, by, shuffle)
+    expected = [ids_of(whole) for _ in range(3)]
+    states: list[dict[str, Any]] = []
+    seen: list[list[str]] = []
+    for stop, options in (
+        (4, {"workers": 2}),
+        (5, {"workers": 1, "prefetch_batches": 9}),
+        (20, {"workers": 0}),
+    ):
+        loader = loader_of(built, 0, 1, 16, by, shuffle, engine=engine, **options)
+        loader.set_epoch(1)
+        if states:
+            loader.load_state_dict(json.loads(json.dumps(states[-1])))
+            assert loader.state_dict() == states[-1]
+        for _, (_, _, ids) in zip(range(stop), loader, strict=False):
+            seen.append(list(ids))
+            states.append(loader.state_dict())
+    assert seen == expected[1]
+    assert len(json.dumps(states[0])) < 1000
+    # Behind the end of an epoch comes the next one, and the epochs after it.
+    loader = loader_of(built, 0, 1, 16, by, shuffle)
+    loader.load_state_dict({**states[0], "batch": 0})
+    assert [ids_of(loader) for _ in range(2)] == expected[1:]
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (3, 0)
+
+
+@pytest.mark.parametrize("order", ["exact", "block"])
+def test_resumed_on_another_number_of_ranks(built: Built, order: str) -> None:
+    loaders = [loader_of(built, rank, 3, 8, order) for rank in range(3)]
+    seen: Counter[str] = Counter()
+    states = []
+    for loader in loaders:
+        for _, (_, _, ids) in zip(range(4), loader, strict=False):
+            seen.update(ids)
+        states.append(loader.state_dict())
+    assert states[0] == states[1] == states[2]
+    for rank in range(2):
+        loader = loader_of(built, rank, 2, 12, order)
+        loader.load_state_dict(states[0])
+        rest = ids_of(loader)
+        assert len(rest) == 5
+        seen.update(id for ids in rest for id in ids)
+        assert loader.state_dict()["lanes"] == (2 if order == "block" else 1)
+    undisturbed = Counter(
+        id for rank in range(3) for ids in ids_of(loader_of(built, rank, 3, 8, order)) for id in ids
+    )
+    assert seen == undisturbed
+
+
+def test_a_state_of_something_else_is_refused(built: Built, tmp_path: Path) -> None:
+    state = loader_of(built, 0, 1, 16).state_dict()
+    other = build(tmp_path / "other", rows=203, shard_rows=51)
+    for loader, says in [
+        (loader_of(other, 0, 1, 16), "dataset is"),
+        (loader_of(built, 0, 1, 8), "global_batch is 16 there, 8 here"),
+        (loader_of(built, 0, 1, 16, uneven="drop"), "uneven is 'spread' there, 'drop' here"),
+    ]:
+        with pytest.raises(UsageError, match=says):
+            loader.load_state_dict(state)
+    with pytest.raises(UsageError, match="epoch, batch and lanes"):
+        loader_of(built, 0, 1, 16).load_state_dict({**state, "batch": -1})
+    # The order is the state's, whatever this machine would have chosen.
+    loader = loader_of(built, 0, 1, 16, "exact")
+    loader.load_state_dict(state)
+    assert loader.plan.order == "block"
+    assert ids_of(loader) == ids_of(loader_of(built, 0, 1, 16, "block"))
+
+
+@pytest.mark.parametrize("ranks", ["some", (1,), (2, 2), (-1, 2), ("0", 1), 3])
+def test_ranks_that_are_none(built: Built, ranks: Any) -> None:
+    with pytest.raises(UsageError, match="ranks is"):
+        make_loader(open_dataset(built.folder), 4, ranks=ranks)
+
+
+def test_restoring_a_long_epoch_is_quick() -> None:
+    """A state of 1.28 million rows: by the clock, with room for a noisy machine."""
+    blocks = np.arange(0, 1_280_001, 32)
+    start = time.perf_counter()
+    share_of(block_shuffle(blocks, 10, 0, 3, 4), Dealing(256, "pad", 4), 1, 4)
+    assert time.perf_counter() - start < 5
+
+
+# --- processes of torch.distributed ---------------------------------------------------------------------
+
+
+def test_auto_follows_torch_distributed(built: Built, tmp_path: Path) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    jobs = [
+        context.Process(target=train_on_rank, args=(r, 2, built.folder, str(tmp_path / "meet"), queue))
+        for r in range(2)
+    ]
+    for job in jobs:
+        job.start()
+    found = dict(queue.get(timeout=60) for _ in jobs)
+    for job in jobs:
+        job.join(60)
+        assert job.exitcode == 0
+    assert len(found[0]) == len(found[1]) == 13
+    assert {id for batches in found.values() for ids in batches for id in ids} == set(built.ids)
+    one, other = ({id for ids in found[rank][:12] for id in ids} for rank in range(2))
+    assert not one & other
