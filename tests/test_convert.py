@@ -23,8 +23,9 @@ from PIL import Image
 from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, workers
 from shardwright.convert.store import shard_writer
 from shardwright.convert.write import ShardRecord, ShardTask, write_shard
-from shardwright.datasets.ids import path_to_id
+from shardwright.datasets.ids import id_to_path, path_to_id
 from shardwright.datasets.layout import Storage
+from shardwright.datasets.pixels import decode
 from shardwright.errors import OutputError, ShardwrightError, SourceError, UsageError
 
 SIZE = 16
@@ -578,3 +579,38 @@ def test_copies_of_a_data_set_are_data_sets(small: Path) -> None:
     assert made(small / "copy") == made(small / "out")
     (again,) = convert(small / "src", small / "copy", SMALL)
     assert (again.made, again.manifest.version) == (True, 2)  # without hints, it cannot know
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def test_any_names_are_read_back_through_h5py(here: None, tmp_path: Path) -> None:
+    """Spaces, newlines, not UTF-8, 255 bytes, a leading dash, links, nested folders, capitals, several dots."""
+    names = [
+        "a b/c d.png",
+        "new\nline/x\ty.png",
+        "-rf/--help.png",
+        "q'\"/\\back\\slash.PNG",
+        "é/ü.tar.gz.png",
+    ]
+    names += [f"{'n' * 255}/{'p' * 251}.png", "deep/1/2/3/4.png", "*?[]/$(x) `y`.png", "deep/no ending"]
+    if sys.platform != "darwin":
+        names += [os.fsdecode(b"caf\xe9/\xff\xfe.png")]
+    pictures = {name: png(k) for k, name in enumerate(names)}
+    put(tmp_path / "src", {**pictures, "empty/": b"", "a b/.hidden.png": png(), "a b/._c d.png": b"x"})
+    put(tmp_path / "behind", {"linked/l.png": png(90)})
+    (tmp_path / "src" / "linked").symlink_to(tmp_path / "behind" / "linked")
+    (tmp_path / "src" / "deep" / "loop").symlink_to(tmp_path / "src" / "deep")
+    pictures["linked/l.png"] = png(90)
+    (done,) = convert(tmp_path / "src", tmp_path / "out", SMALL)
+    found = {}
+    for shard in done.manifest.shards:
+        with h5py.File(tmp_path / "out" / shard.files[0].name) as h5:
+            for id, image, label in zip(h5["id"].asstr()[:], h5["image"][:], h5["label"][:], strict=True):
+                found[id_to_path(id)] = (image, id_to_path(done.manifest.classes[label]))
+    assert found.keys() == pictures.keys()
+    assert id_to_path("empty") in done.manifest.classes
+    for name, (image, class_name) in found.items():
+        assert class_name == name.split("/")[0]
+        np.testing.assert_array_equal(image, decode(pictures[name], SMALL.pixels).pixels)
+    assert dict(done.manifest.skipped) == {"hidden": 2, "link-loop": 1}
