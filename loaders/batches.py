@@ -1,0 +1,81 @@
+"""The batches of an epoch that one rank reads: what a DataLoader calls its batch sampler."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from shardwright.datasets.base import ShardedDataset
+from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
+from shardwright.loaders.plan import LoaderPlan
+from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, share_of
+from shardwright.loaders.world import Ranks, resolved
+
+
+class EpochBatches(Sampler[Any]):
+    """The batches of one rank's share of an epoch, as arrays of indices; iterated again, those of the next epoch.
+
+    Attributes
+    ----------
+    next_epoch, next_batch
+        Where the next iteration begins.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        plan: LoaderPlan,
+        batch_size: int,
+        *,
+        seed: int,
+        uneven: Uneven,
+        ranks: Ranks = None,
+    ) -> None:
+        self.plan, self.batch_size, self.seed, self.uneven = plan, batch_size, seed, uneven
+        self.ranks = ranks
+        #: Where chunks begin, in indices.
+        self.blocks = dataset.reader.rows.blocks(dataset.manifest.chunk_rows)
+        self.next_epoch = self.next_batch = 0
+        self._lanes: int | None = None  # of the epoch that is resumed
+
+    @property
+    def rank_and_world(self) -> tuple[int, int]:
+        """This rank's number, and how many there are."""
+        return resolved(self.ranks)
+
+    @property
+    def dealing(self) -> Dealing:
+        """How the next epoch is dealt out."""
+        _, world = self.rank_and_world
+        lanes = 1 if self.plan.order != "block" else self._lanes or world
+        return Dealing(self.batch_size * world, self.uneven, lanes)
+
+    def take_share(self) -> tuple[Share, int, int]:
+        """(this rank's share of the next epoch, number of the epoch, its batch to begin with)."""
+        epoch, first = self.next_epoch, self.next_batch
+        share = share_of(self._order(epoch), self.dealing, *self.rank_and_world)
+        self.next_epoch, self.next_batch, self._lanes = epoch + 1, 0, None
+        return share, epoch, min(first, len(share))
+
+    def resume(self, epoch: int, batch: int, lanes: int) -> None:
+        """Begin the next iteration in the middle of an epoch that was begun on ``lanes`` ranks."""
+        self.next_epoch, self.next_batch, self._lanes = epoch, batch, lanes
+
+    def _order(self, epoch: int) -> Epoch:
+        match self.plan.order:
+            case "sequential":
+                return sequential(self.blocks, self.plan.mixed_chunks)
+            case "exact":
+                return exact_shuffle(self.blocks, self.seed, epoch)
+            case "block":
+                lanes = self.dealing.lanes
+                return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch, lanes)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: DataLoader makes two iterators of its first epoch, and draws from one.
+        share, _, first = self.take_share()
+        for k in range(first, len(share)):
+            yield share.indices[share.bounds[k] : share.bounds[k + 1]]
+
+    def __len__(self) -> int:
+        return batch_count(int(self.blocks[-1]), self.dealing)
