@@ -15,6 +15,7 @@ from shardwright.datasets.buffers import RowBuffers
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, Verify
+from shardwright.datasets.seeds import SeededIndices
 from shardwright.errors import FormatError, UsageError
 
 Transform = Callable[[Any], Any]
@@ -207,7 +208,12 @@ class ShardedDataset(Dataset[Any]):
         return self.samples(self.read_batch([index]), [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Sequence[Any]:
-        """All samples of a batch; `torch.utils.data.DataLoader` calls it where it is there."""
+        """All samples of a batch; `torch.utils.data.DataLoader` calls it where it is there.
+
+        `SeededIndices` seed the generators of random numbers: for each sample, and at first for the batch.
+        """
+        if isinstance(indices, SeededIndices):
+            indices.seed_batch()
         if type(self).__getitem__ is not ShardedDataset.__getitem__:
             return [self[i] for i in indices]  # a subclass that makes its own samples
         return self.samples(self.read_batch(indices), indices)
@@ -236,6 +242,8 @@ class ShardedDataset(Dataset[Any]):
 
     def _indices(self, indices: Iterable[Any]) -> npt.NDArray[np.int64]:
         """Checked indices, negative ones counted from the end, as for a list."""
+        if isinstance(indices, SeededIndices):
+            indices = indices.indices
         if isinstance(indices, np.ndarray) and indices.dtype.kind == "i":
             wanted = indices.astype(np.int64)
         else:

@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from shardwright.datasets.base import ShardedDataset
+from shardwright.datasets.seeds import SeededIndices
 from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan
 from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, share_of
@@ -50,12 +51,15 @@ class EpochBatches(Sampler[Any]):
         lanes = 1 if self.plan.order != "block" else self._lanes or world
         return Dealing(self.batch_size * world, self.uneven, lanes)
 
-    def take_share(self) -> tuple[Share, int, int]:
-        """(this rank's share of the next epoch, number of the epoch, its batch to begin with)."""
-        epoch, first = self.next_epoch, self.next_batch
-        share = share_of(self._order(epoch), self.dealing, *self.rank_and_world)
-        self.next_epoch, self.next_batch, self._lanes = epoch + 1, 0, None
-        return share, epoch, min(first, len(share))
+    def take_share(self) -> Share:
+        """This rank's share of the next epoch; the one after that is the next then."""
+        share = share_of(self._order(self.next_epoch), self.dealing, *self.rank_and_world)
+        self.next_epoch, self.next_batch, self._lanes = self.next_epoch + 1, 0, None
+        return share
+
+    def seeded(self, indices: Any, epoch: int) -> SeededIndices:
+        """Indices of a batch, which seed the generators of random numbers for each of them."""
+        return SeededIndices(indices, self.seed, epoch)
 
     def resume(self, epoch: int, batch: int, lanes: int) -> None:
         """Begin the next iteration in the middle of an epoch that was begun on ``lanes`` ranks."""
@@ -73,9 +77,10 @@ class EpochBatches(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: DataLoader makes two iterators of its first epoch, and draws from one.
-        share, _, first = self.take_share()
+        epoch, first = self.next_epoch, self.next_batch
+        share = self.take_share()
         for k in range(first, len(share)):
-            yield share.indices[share.bounds[k] : share.bounds[k + 1]]
+            yield self.seeded(share.indices[share.bounds[k] : share.bounds[k + 1]], epoch)
 
     def __len__(self) -> int:
         return batch_count(int(self.blocks[-1]), self.dealing)

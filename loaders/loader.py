@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import DataLoader, default_collate
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
+from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches
 from shardwright.loaders.options import LoaderOptions
@@ -64,28 +65,39 @@ class Loader(DataLoader[Any]):
         self._position = Position(lanes=self._lanes())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        position, batches = self.begin()
+        return _Counted(self, position, batches)
+
+    def begin(self) -> tuple["Position", Iterator[Any]]:
+        """Begin the next epoch, or what is left of it: where that is, and its batches, which are not counted yet."""
         if not self._announced:
             print(f"shardwright: {self.plan}", file=sys.stderr)
             self._announced = True
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        epoch, first = self.batches.next_epoch, self.batches.next_batch
+        position = Position(epoch, first, self._position.lanes if first else self._lanes())
         if self.plan.engine == "processes" or not dataset.has_images or dataset.makes_samples:
-            epoch, first = self.batches.next_epoch, self.batches.next_batch
-            return self._counted(super().__iter__(), epoch, first)
-        share, epoch, first = self.batches.take_share()
+            batches = super().__iter__()
+            return position, batches if self.num_workers else _undisturbed(batches)
+        share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
             share,
             self._pool,
-            first=first,
+            first=min(first, len(share)),
             blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
         )
-        return self._counted(map(self._collated, ahead), epoch, first)
+        if not dataset.per_sample and self.collate_fn is collate:
+            return position, (collate(batch) for _, batch in ahead)
+        return position, _undisturbed(
+            self._collated(self.batches.seeded(indices, epoch), batch) for indices, batch in ahead
+        )
 
-    def _collated(self, read: tuple[Any, SampleBatch]) -> Any:
+    def _collated(self, indices: SeededIndices, batch: SampleBatch) -> Any:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        indices, batch = read
+        indices.seed_batch()
         return self.collate_fn(dataset.samples(batch, indices))  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
@@ -94,11 +106,6 @@ class Loader(DataLoader[Any]):
             raise UsageError(f"epoch is {epoch}, expected 0 or more")
         self.batches.next_epoch, self.batches.next_batch = epoch, 0
         self._position = Position(epoch, 0, self.batches.dealing.lanes)
-
-    def _counted(self, batches: Iterator[Any], epoch: int, first: int) -> Iterator[Any]:
-        return _Counted(
-            self, batches, Position(epoch, first, self._position.lanes if first else self._lanes())
-        )
 
     def _lanes(self) -> int:
         return self.batches.dealing.lanes
@@ -167,7 +174,7 @@ class Position:
 class _Counted(Iterator[Any]):
     """Batches, and in the loader's state how many of them were handed out."""
 
-    def __init__(self, loader: Loader, batches: Iterator[Any], position: Position) -> None:
+    def __init__(self, loader: Loader, position: Position, batches: Iterator[Any]) -> None:
         self._loader, self._batches, self._position = loader, batches, position
         loader._position = position
 
@@ -180,6 +187,17 @@ class _Counted(Iterator[Any]):
         self._position = replace(self._position, batch=self._position.batch + 1)
         self._loader._position = self._position
         return batch
+
+
+def _undisturbed(batches: Iterator[Any]) -> Iterator[Any]:
+    """``batches`` that are made in this process, without leaving its generators of random numbers seeded."""
+    ended = object()  # a collate function may return None
+    while True:
+        with kept_generators():
+            batch = next(batches, ended)
+        if batch is ended:
+            return
+        yield batch
 
 
 def make_loader(
