@@ -1,15 +1,20 @@
 """The batches of an epoch that one rank reads: what a DataLoader calls its batch sampler."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from shardwright.datasets.base import ShardedDataset
+from shardwright.datasets.rows import Index
 from shardwright.datasets.seeds import SeededIndices
+from shardwright.loaders.draws import Drawing
 from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan
 from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, share_of
+from shardwright.loaders.transform import BatchTransform, ImageShape
 from shardwright.loaders.world import Ranks, resolved
 
 
@@ -53,7 +58,7 @@ class EpochBatches(Sampler[Any]):
 
     def take_share(self) -> Share:
         """This rank's share of the next epoch; the one after that is the next then."""
-        share = share_of(self._order(self.next_epoch), self.dealing, *self.rank_and_world)
+        share = share_of(self._order(self.next_epoch, self.dealing.lanes), self.dealing, *self.rank_and_world)
         self.next_epoch, self.next_batch, self._lanes = self.next_epoch + 1, 0, None
         return share
 
@@ -61,18 +66,28 @@ class EpochBatches(Sampler[Any]):
         """Indices of a batch, which seed the generators of random numbers for each of them."""
         return SeededIndices(indices, self.seed, epoch)
 
+    def drawing(self, transform: BatchTransform, epoch: int, image_shape: ImageShape) -> Drawing:
+        """What is drawn for the images of an epoch, which are of ``image_shape``."""
+        return Drawing(transform, image_shape, self.seed, epoch)
+
+    def indices_from(self, epoch: int, first: int, lanes: int) -> Iterator[Index]:
+        """The indices of each batch of an epoch dealt out in ``lanes``, from batch ``first`` on."""
+        dealing = replace(self.dealing, lanes=lanes)
+        share = share_of(self._order(epoch, lanes), dealing, *self.rank_and_world)
+        for k in range(first, len(share)):
+            yield share.indices[share.bounds[k] : share.bounds[k + 1]].astype(np.int64)
+
     def resume(self, epoch: int, batch: int, lanes: int) -> None:
         """Begin the next iteration in the middle of an epoch that was begun on ``lanes`` ranks."""
         self.next_epoch, self.next_batch, self._lanes = epoch, batch, lanes
 
-    def _order(self, epoch: int) -> Epoch:
+    def _order(self, epoch: int, lanes: int) -> Epoch:
         match self.plan.order:
             case "sequential":
                 return sequential(self.blocks, self.plan.mixed_chunks)
             case "exact":
                 return exact_shuffle(self.blocks, self.seed, epoch)
             case "block":
-                lanes = self.dealing.lanes
                 return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch, lanes)
 
     def __iter__(self) -> Iterator[Any]:

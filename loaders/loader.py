@@ -1,5 +1,6 @@
 """`make_loader`: a tuned `torch.utils.data.DataLoader` over a converted data set."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -9,14 +10,17 @@ import numpy as np
 from torch.utils.data import DataLoader, default_collate
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
+from shardwright.datasets.reader import Reader
 from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches
+from shardwright.loaders.cropping import CroppingReader, resizer_of
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.order import Order
-from shardwright.loaders.plan import plan
+from shardwright.loaders.plan import LoaderPlan, plan
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.threads import ReadAhead
+from shardwright.loaders.transform import BatchTransform
 from shardwright.loaders.world import Ranks, check_ranks, resolved
 
 
@@ -58,15 +62,18 @@ class Loader(DataLoader[Any]):
         if self.plan.order != "exact":
             group_rows = self.plan.mixed_chunks * dataset.manifest.chunk_rows
             spare += 2 * -(-group_rows // batches.batch_size)
-        image_bytes = int(np.prod(dataset.manifest.image_shape))
+        self._transform = options.transform or BatchTransform()
+        #: (height, width, channels) and dtype of the images.
+        self.image_shape = self._transform.shape(dataset.manifest.image_shape)
+        self.image_dtype = self._transform.dtype
+        image_bytes = math.prod(self.image_shape) * self.image_dtype.itemsize
         largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
         self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
         self._announced = options.quiet or self.plan.order == "sequential"
         self._position = Position(lanes=self._lanes())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        position, batches = self.begin()
-        return _Counted(self, position, batches)
+        return self.counted(*self.begin())
 
     def begin(self) -> tuple["Position", Iterator[Any]]:
         """Begin the next epoch, or what is left of it: where that is, and its batches, which are not counted yet."""
@@ -82,8 +89,10 @@ class Loader(DataLoader[Any]):
         share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
+            self._reader(epoch),
             share,
             self._pool,
+            dtype=self.image_dtype,
             first=min(first, len(share)),
             blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
@@ -94,6 +103,24 @@ class Loader(DataLoader[Any]):
         return position, _undisturbed(
             self._collated(self.batches.seeded(indices, epoch), batch) for indices, batch in ahead
         )
+
+    def counted(self, position: "Position", batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, which begin at ``position``, counted as they are handed out."""
+        return _Counted(self, position, batches)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of what a batch holds, in that order."""
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        return dataset.columns
+
+    def _reader(self, epoch: int) -> Reader | CroppingReader:
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        if self._transform == BatchTransform():
+            return dataset.reader
+        drawing = self.batches.drawing(self._transform, epoch, dataset.manifest.image_shape)
+        packed = any(shard.compressed_chunks for shard in dataset.manifest.shards)
+        return CroppingReader(dataset.reader, drawing, packed=packed)
 
     def _collated(self, indices: SeededIndices, batch: SampleBatch) -> Any:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
@@ -255,11 +282,27 @@ def make_loader(
     options = options or LoaderOptions()
     chosen = plan(dataset, int(batch_size), shuffle, options)
     check_ranks(ranks)
+    if options.transform:
+        _check_transform(dataset, chosen, options.transform)
     uneven = options.uneven or ("drop" if drop_last else "spread" if not shuffle else None)
     if uneven is None:  # alone, there is nobody to keep step with
         uneven = "pad" if resolved(ranks)[1] > 1 else "spread"
     batches = EpochBatches(dataset, chosen, int(batch_size), seed=seed, uneven=uneven, ranks=ranks)
     return Loader(dataset, batches, collate_fn or collate, options)
+
+
+def _check_transform(dataset: ShardedDataset, plan: LoaderPlan, transform: BatchTransform) -> None:
+    transform.shape(dataset.manifest.image_shape)
+    resizer_of(transform.crop)  # what it needs may not be there
+    if plan.engine != "threads" or dataset.makes_samples:
+        raise UsageError(
+            f"LoaderOptions(transform=...) is for the reading threads, and here are {plan.engine} ({plan.why_engine}): "
+            "transform batches there, or samples by the Dataset's transform, not both"
+        )
+    if not dataset.has_images:
+        raise UsageError(
+            f"transform is given, and no images are among the columns {', '.join(dataset.columns)}"
+        )
 
 
 def collate(samples: Any) -> Any:

@@ -94,7 +94,7 @@ def build(
         columns=columns_of(*shape),
         shards=tuple(shards),
         seed=0,
-        stats=Stats((0.0,) * shape[2], (1.0,) * shape[2]),
+        stats=Stats(*(tuple(f(images[living], axis=(0, 1, 2)).tolist()) for f in (np.mean, np.std))),
         options={"chunk_rows": chunk_rows},
     )
     output.publish(manifest, [], "")
