@@ -1,7 +1,6 @@
 """The batches of an epoch that one rank reads: what a DataLoader calls its batch sampler."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from shardwright.datasets.seeds import SeededIndices
 from shardwright.loaders.draws import Drawing
 from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan
-from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, share_of
+from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, in_step, share_of
 from shardwright.loaders.transform import BatchTransform, ImageShape
 from shardwright.loaders.world import Ranks, resolved
 
@@ -38,7 +37,10 @@ class EpochBatches(Sampler[Any]):
         ranks: Ranks = None,
     ) -> None:
         self.plan, self.batch_size, self.seed, self.uneven = plan, batch_size, seed, uneven
-        self.ranks = ranks
+        self.ranks, self.part = ranks, dataset.part
+        nodes = dataset.part[1] if dataset.part else 1
+        self._rows_of_parts = [dataset.whole.part(node, nodes).rows for node in range(nodes)]
+        self._node = dataset.part[0] if dataset.part else 0  # indices count in the part alone
         #: Where chunks begin, in indices.
         self.blocks = dataset.reader.rows.blocks(dataset.manifest.chunk_rows)
         self.next_epoch = self.next_batch = 0
@@ -47,14 +49,18 @@ class EpochBatches(Sampler[Any]):
     @property
     def rank_and_world(self) -> tuple[int, int]:
         """This rank's number, and how many there are."""
-        return resolved(self.ranks)
+        return resolved(self.ranks, self.part)
 
     @property
     def dealing(self) -> Dealing:
         """How the next epoch is dealt out."""
         _, world = self.rank_and_world
-        lanes = 1 if self.plan.order != "block" else self._lanes or world
-        return Dealing(self.batch_size * world, self.uneven, lanes)
+        return self._dealing(1 if self.plan.order != "block" else self._lanes or world)
+
+    def _dealing(self, lanes: int) -> Dealing:
+        _, world = self.rank_and_world
+        dealing = Dealing(self.batch_size * world, self.uneven, lanes)
+        return in_step(self._rows_of_parts, dealing) if self.part else dealing
 
     def take_share(self) -> Share:
         """This rank's share of the next epoch; the one after that is the next then."""
@@ -64,16 +70,15 @@ class EpochBatches(Sampler[Any]):
 
     def seeded(self, indices: Any, epoch: int) -> SeededIndices:
         """Indices of a batch, which seed the generators of random numbers for each of them."""
-        return SeededIndices(indices, self.seed, epoch)
+        return SeededIndices(indices, self.seed, epoch, self._node)
 
     def drawing(self, transform: BatchTransform, epoch: int, image_shape: ImageShape) -> Drawing:
         """What is drawn for the images of an epoch, which are of ``image_shape``."""
-        return Drawing(transform, image_shape, self.seed, epoch)
+        return Drawing(transform, image_shape, self.seed, epoch, self._node)
 
     def indices_from(self, epoch: int, first: int, lanes: int) -> Iterator[Index]:
         """The indices of each batch of an epoch dealt out in ``lanes``, from batch ``first`` on."""
-        dealing = replace(self.dealing, lanes=lanes)
-        share = share_of(self._order(epoch, lanes), dealing, *self.rank_and_world)
+        share = share_of(self._order(epoch, lanes), self._dealing(lanes), *self.rank_and_world)
         for k in range(first, len(share)):
             yield share.indices[share.bounds[k] : share.bounds[k + 1]].astype(np.int64)
 
