@@ -2,19 +2,19 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, default_collate
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.errors import UsageError
-from shardwright.loaders.batches import EpochBatches
+from shardwright.loaders.batches import EpochBatches, RankSampler
 from shardwright.loaders.options import LoaderOptions
-from shardwright.loaders.order import Order
 from shardwright.loaders.plan import plan
 from shardwright.loaders.pool import Pool
+from shardwright.loaders.position import Position
 from shardwright.loaders.threads import ReadAhead
 from shardwright.loaders.world import Ranks, check_ranks, resolved
 
@@ -50,6 +50,10 @@ class Loader(DataLoader[Any]):
             persistent_workers=processes > 0,
             multiprocessing_context=options.start_method if processes else None,
         )
+        if batches.ranks is not None:
+            # Frameworks look here for `set_epoch`, and whether sharding is done. DataLoader lets nobody set it.
+            object.__setattr__(self, "sampler", RankSampler(batches))
+            self._is_accelerate_prepared = True  # Accelerate would deal out again what is a share already
         self.batches = batches
         self._options = options
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
@@ -89,11 +93,19 @@ class Loader(DataLoader[Any]):
         return self.collate_fn(dataset.samples(batch, indices))  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch ``epoch``, counted from 0."""
-        if epoch < 0:
-            raise UsageError(f"epoch is {epoch}, expected 0 or more")
-        self.batches.next_epoch, self.batches.next_batch = epoch, 0
-        self._position = Position(epoch, 0, self.batches.dealing.lanes)
+        """Let the next iteration be epoch ``epoch``, counted from 0.
+
+        After `load_state_dict` of a state in the middle of that epoch it is what is left of it.
+        """
+        self.batches.set_epoch(epoch)
+
+    @property
+    def _position(self) -> Position:
+        return self.batches.position  # which frameworks change too, by the sampler's set_epoch
+
+    @_position.setter
+    def _position(self, position: Position) -> None:
+        self.batches.position = position
 
     def _counted(self, batches: Iterator[Any], epoch: int, first: int) -> Iterator[Any]:
         return _Counted(
@@ -109,7 +121,7 @@ class Loader(DataLoader[Any]):
         Counts the batches that were handed out, not those that were read ahead. Of the loop begun last, if there are
         several.
         """
-        return {**self._identity(), **asdict(self._position)}
+        return self.batches.described(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken.
@@ -123,45 +135,8 @@ class Loader(DataLoader[Any]):
         UsageError
             The state is of something else: names what.
         """
-        chosen = {key: state.get(key) for key in ("order", "mixed_chunks")}
-        if chosen["order"] in get_args(Order) and isinstance(chosen["mixed_chunks"], int):
-            # The choice may have been another one on another machine; it is kept.
-            self.plan = self.batches.plan = replace(self.plan, **chosen)  # type: ignore[arg-type]
-        wrong = [
-            f"{key} is {state.get(key)!r} there, {value!r} here"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        numbers = [state.get(key) for key in ("epoch", "batch", "lanes")]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
-            wrong.append(f"epoch, batch and lanes are {numbers}")
-        if wrong:
-            raise UsageError(f"the state is not of this loader: {'; '.join(wrong)}")
-        self._position = Position(*numbers)  # type: ignore[arg-type]
-        self.batches.resume(self._position.epoch, self._position.batch, self._position.lanes)
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for the order to be the same."""
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        return {
-            "dataset": dataset.manifest.fingerprint(),
-            "version": dataset.version,
-            "rows": len(dataset),
-            "seed": self.batches.seed,
-            "order": self.plan.order,
-            "mixed_chunks": self.plan.mixed_chunks,
-            "global_batch": self.batches.dealing.global_batch,
-            "uneven": self.batches.uneven,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Batches of ``epoch`` that were handed out, of an order in so many ``lanes``."""
-
-    epoch: int = 0
-    batch: int = 0
-    lanes: int = 1
+        self.batches.load_state_dict(state)
+        self.plan = self.batches.plan
 
 
 class _Counted(Iterator[Any]):
