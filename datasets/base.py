@@ -67,8 +67,8 @@ class ShardedDataset(Dataset[Any]):
         When the CRC-32 of a row's pixels is checked: ``"first"``, when this process first reads it;
         ``"read"``, whenever it is read; ``"off"``, never.
     part
-        ``(node, nodes)``: every nodes-th shard from number ``node`` on, as a data set of its own; the others need not be
-        there. None: all of it.
+        ``(node, nodes)``: every nodes-th shard from number ``node`` on, as a data set of its own; the others need not
+        be there. None: all of it.
     transform, target_transform
         Called with the image tensor, and with the label, of each sample.
 

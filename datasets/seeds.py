@@ -53,6 +53,11 @@ class SeededIndices(Sequence[int]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.indices, dtype) if copy else np.asarray(self.indices, dtype)
 
+    def __add__(self, other: Sequence[int]) -> "SeededIndices":
+        # As lists: frameworks that deal out the batches of a sampler anew put parts of them together.
+        indices = np.concatenate([self.indices, np.asarray(other, self.indices.dtype)])
+        return SeededIndices(indices, self.seed, self.epoch, self.part)
+
     def __len__(self) -> int:
         return len(self.indices)
 

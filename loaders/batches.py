@@ -1,17 +1,19 @@
 """The batches of an epoch that one rank reads: what a DataLoader calls its batch sampler."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any, get_args
 
-import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from shardwright.datasets.base import ShardedDataset
-from shardwright.datasets.rows import Index
 from shardwright.datasets.seeds import SeededIndices
+from shardwright.errors import UsageError
 from shardwright.loaders.draws import Drawing
-from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
+from shardwright.loaders.order import Epoch, Order, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan
+from shardwright.loaders.position import Position, position_in
 from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, in_step, share_of
 from shardwright.loaders.transform import BatchTransform, ImageShape
 from shardwright.loaders.world import Ranks, resolved
@@ -24,6 +26,8 @@ class EpochBatches(Sampler[Any]):
     ----------
     next_epoch, next_batch
         Where the next iteration begins.
+    position : Position
+        What was handed out, which the loader counts: it may be behind what was drawn here.
     """
 
     def __init__(
@@ -44,7 +48,10 @@ class EpochBatches(Sampler[Any]):
         #: Where chunks begin, in indices.
         self.blocks = dataset.reader.rows.blocks(dataset.manifest.chunk_rows)
         self.next_epoch = self.next_batch = 0
+        self._dataset = dataset
         self._lanes: int | None = None  # of the epoch that is resumed
+        self._restored: Position | None = None
+        self.position = Position(lanes=self.dealing.lanes)
 
     @property
     def rank_and_world(self) -> tuple[int, int]:
@@ -62,9 +69,26 @@ class EpochBatches(Sampler[Any]):
         dealing = Dealing(self.batch_size * world, self.uneven, lanes)
         return in_step(self._rows_of_parts, dealing) if self.part else dealing
 
+    def share(self, epoch: int, lanes: int) -> Share:
+        """This rank's share of an epoch that is dealt out in ``lanes``, all of it."""
+        return share_of(self._order(epoch, lanes), self._dealing(lanes), *self.rank_and_world)
+
+    @property
+    def next_position(self) -> Position:
+        """Where the next iteration begins."""
+        return Position(self.next_epoch, self.next_batch, self.dealing.lanes)
+
+    def after(self, position: Position) -> Position:
+        """The beginning of the epoch after ``position``."""
+        return Position(position.epoch + 1, 0, self.dealing.lanes)
+
+    def next_share(self) -> Share:
+        """This rank's share of the next epoch, all of it."""
+        return self.share(self.next_epoch, self.dealing.lanes)
+
     def take_share(self) -> Share:
         """This rank's share of the next epoch; the one after that is the next then."""
-        share = share_of(self._order(self.next_epoch, self.dealing.lanes), self.dealing, *self.rank_and_world)
+        share = self.next_share()
         self.next_epoch, self.next_batch, self._lanes = self.next_epoch + 1, 0, None
         return share
 
@@ -76,15 +100,70 @@ class EpochBatches(Sampler[Any]):
         """What is drawn for the images of an epoch, which are of ``image_shape``."""
         return Drawing(transform, image_shape, self.seed, epoch, self._node)
 
-    def indices_from(self, epoch: int, first: int, lanes: int) -> Iterator[Index]:
-        """The indices of each batch of an epoch dealt out in ``lanes``, from batch ``first`` on."""
-        share = share_of(self._order(epoch, lanes), self._dealing(lanes), *self.rank_and_world)
-        for k in range(first, len(share)):
-            yield share.indices[share.bounds[k] : share.bounds[k + 1]].astype(np.int64)
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be epoch ``epoch``, counted from 0: what is left of it, where it was restored.
 
-    def resume(self, epoch: int, batch: int, lanes: int) -> None:
-        """Begin the next iteration in the middle of an epoch that was begun on ``lanes`` ranks."""
-        self.next_epoch, self.next_batch, self._lanes = epoch, batch, lanes
+        Frameworks call this for the epoch whose state they have just restored, some when its loop has begun. Until a
+        batch of it is handed out it stays where it is: else those before would silently come a second time.
+        """
+        if epoch < 0:
+            raise UsageError(f"epoch is {epoch}, expected 0 or more")
+        if self._restored is not None and self._restored == self.position and epoch == self.position.epoch:
+            self._begin_at(self._restored)
+            return
+        self._restored = self._lanes = None
+        self.next_epoch, self.next_batch = epoch, 0
+        self.position = Position(epoch, 0, self.dealing.lanes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next iteration begins, as JSON values; an iterator's own says where that one is.
+
+        Both as `torchdata.stateful_dataloader.StatefulDataLoader` asks for them, with the keys of `Loader`'s.
+        """
+        return self.described(self.next_position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where ``state`` was taken, which may be one of a `Loader`.
+
+        Raises
+        ------
+        UsageError
+            The state is of something else: names what.
+        """
+        plan = self.plan
+        if state.get("order") in get_args(Order) and isinstance(state.get("mixed_chunks"), int):
+            # The choice may have been another one on another machine; it is kept.
+            plan = replace(plan, order=state["order"], mixed_chunks=state["mixed_chunks"])
+        restored = position_in(state, self._identity(plan))
+        self.plan = plan
+        self._restored = self.position = restored
+        self._begin_at(restored)
+
+    def described(self, position: Position) -> dict[str, Any]:
+        """A state that is at ``position``."""
+        return {**self._identity(self.plan), **asdict(position)}
+
+    def _identity(self, plan: LoaderPlan) -> dict[str, Any]:
+        """What must be the same for the order to be the same."""
+        return {
+            "dataset": self._fingerprint,
+            "version": self._dataset.version,
+            "rows": self._dataset.whole.rows,
+            "parts": len(self._rows_of_parts),
+            "seed": self.seed,
+            "order": plan.order,
+            "mixed_chunks": plan.mixed_chunks,
+            "global_batch": self.dealing.global_batch,
+            "uneven": self.uneven,
+        }
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        # Once: torchdata asks for a state with every batch.
+        return self._dataset.whole.fingerprint()
+
+    def _begin_at(self, position: Position) -> None:
+        self.next_epoch, self.next_batch, self._lanes = position.epoch, position.batch, position.lanes
 
     def _order(self, epoch: int, lanes: int) -> Epoch:
         match self.plan.order:
@@ -96,11 +175,61 @@ class EpochBatches(Sampler[Any]):
                 return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch, lanes)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: DataLoader makes two iterators of its first epoch, and draws from one.
-        epoch, first = self.next_epoch, self.next_batch
-        share = self.take_share()
-        for k in range(first, len(share)):
-            yield self.seeded(share.indices[share.bounds[k] : share.bounds[k + 1]], epoch)
+        return _Drawn(self)
 
     def __len__(self) -> int:
         return batch_count(int(self.blocks[-1]), self.dealing)
+
+
+class _Drawn(Iterator[Any]):
+    """Takes its share when it is first drawn from: a DataLoader makes two of its first epoch, and draws from one."""
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+        self._share: Share | None = None
+        self._at = Position()
+
+    def __next__(self) -> Any:
+        share = self._share or self._begun()
+        k = self._at.batch
+        if k == len(share):
+            raise StopIteration
+        self._at = replace(self._at, batch=k + 1)
+        return self._batches.seeded(share.indices[share.bounds[k] : share.bounds[k + 1]], self._at.epoch)
+
+    def _begun(self) -> Share:
+        at = self._batches.next_position
+        self._share = self._batches.take_share()
+        self._at = replace(at, batch=min(at.batch, len(self._share)))
+        return self._share
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._batches.state_dict() if self._share is None else self._batches.described(self._at)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._batches.load_state_dict(state)
+        self._begun()
+        self._batches.set_epoch(self._at.epoch + 1)
+
+
+class RankSampler(DistributedSampler[int]):
+    """The samples of a rank's next epoch, one by one: what frameworks look for as the ``sampler`` of a loader.
+
+    A DistributedSampler, because such a one tells Lightning that sharding is done. Nothing but these methods is of
+    that class: the number of ranks may not be known yet.
+    """
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        self._batches.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._batches.next_share().indices.tolist())
+
+    def __len__(self) -> int:
+        batches = self._batches
+        if batches.uneven == "spread":
+            return len(batches.next_share().indices)
+        return len(batches) * batches.batch_size

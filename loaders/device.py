@@ -13,7 +13,8 @@ import torch
 from shardwright.datasets.rows import Index
 from shardwright.errors import UsageError
 from shardwright.loaders.draws import Draws
-from shardwright.loaders.loader import Loader, Position
+from shardwright.loaders.loader import Loader
+from shardwright.loaders.position import Position
 from shardwright.loaders.transform import BatchTransform, Normalize, RandomResizedCrop
 
 
@@ -81,8 +82,9 @@ class DeviceLoader:
             while True:
                 yield None
         drawing = self.loader.batches.drawing(self.transform, position.epoch, self.loader.image_shape)
-        for indices in self.loader.batches.indices_from(position.epoch, position.batch, position.lanes):
-            yield drawing.draws(indices)
+        share = self.loader.batches.share(position.epoch, position.lanes)
+        for k in range(position.batch, len(share)):
+            yield drawing.draws(share.indices[share.bounds[k] : share.bounds[k + 1]].astype(np.int64))
 
     def _transformed(self, batch: Any, draws: Draws | None) -> Any:
         if self.transform is None or draws is None:

@@ -3,8 +3,8 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, default_collate
@@ -13,12 +13,12 @@ from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
-from shardwright.loaders.batches import EpochBatches
+from shardwright.loaders.batches import EpochBatches, RankSampler
 from shardwright.loaders.cropping import CroppingReader, resizer_of
 from shardwright.loaders.options import LoaderOptions
-from shardwright.loaders.order import Order
 from shardwright.loaders.plan import LoaderPlan, plan
 from shardwright.loaders.pool import Pool
+from shardwright.loaders.position import Position
 from shardwright.loaders.threads import ReadAhead
 from shardwright.loaders.transform import BatchTransform
 from shardwright.loaders.world import Ranks, check_ranks, resolved
@@ -55,6 +55,10 @@ class Loader(DataLoader[Any]):
             persistent_workers=processes > 0,
             multiprocessing_context=options.start_method if processes else None,
         )
+        if batches.ranks is not None:
+            # Frameworks look here for `set_epoch`, and whether sharding is done. DataLoader lets nobody set it.
+            object.__setattr__(self, "sampler", RankSampler(batches))
+            self._is_accelerate_prepared = True  # Accelerate would deal out again what is a share already
         self.batches = batches
         self._options = options
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
@@ -70,7 +74,6 @@ class Loader(DataLoader[Any]):
         largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
         self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
         self._announced = options.quiet or self.plan.order == "sequential"
-        self._position = Position(lanes=self._lanes())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self.counted(*self.begin())
@@ -81,19 +84,18 @@ class Loader(DataLoader[Any]):
             print(f"shardwright: {self.plan}", file=sys.stderr)
             self._announced = True
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        epoch, first = self.batches.next_epoch, self.batches.next_batch
-        position = Position(epoch, first, self._position.lanes if first else self._lanes())
+        position = self.batches.next_position
         if self.plan.engine == "processes" or not dataset.has_images or dataset.makes_samples:
             batches = super().__iter__()
             return position, batches if self.num_workers else _undisturbed(batches)
         share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
-            self._reader(epoch),
+            self._reader(position.epoch),
             share,
             self._pool,
             dtype=self.image_dtype,
-            first=min(first, len(share)),
+            first=min(position.batch, len(share)),
             blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
@@ -101,12 +103,12 @@ class Loader(DataLoader[Any]):
         if not dataset.per_sample and self.collate_fn is collate:
             return position, (collate(batch) for _, batch in ahead)
         return position, _undisturbed(
-            self._collated(self.batches.seeded(indices, epoch), batch) for indices, batch in ahead
+            self._collated(self.batches.seeded(indices, position.epoch), batch) for indices, batch in ahead
         )
 
     def counted(self, position: "Position", batches: Iterator[Any]) -> Iterator[Any]:
         """``batches``, which begin at ``position``, counted as they are handed out."""
-        return _Counted(self, position, batches)
+        return _Counted(self.batches, position, batches)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -128,14 +130,11 @@ class Loader(DataLoader[Any]):
         return self.collate_fn(dataset.samples(batch, indices))  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch ``epoch``, counted from 0."""
-        if epoch < 0:
-            raise UsageError(f"epoch is {epoch}, expected 0 or more")
-        self.batches.next_epoch, self.batches.next_batch = epoch, 0
-        self._position = Position(epoch, 0, self.batches.dealing.lanes)
+        """Let the next iteration be epoch ``epoch``, counted from 0.
 
-    def _lanes(self) -> int:
-        return self.batches.dealing.lanes
+        After `load_state_dict` of a state in the middle of that epoch it is what is left of it.
+        """
+        self.batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, as JSON values, the same on every rank: saved by one, restored by all.
@@ -143,7 +142,7 @@ class Loader(DataLoader[Any]):
         Counts the batches that were handed out, not those that were read ahead. Of the loop begun last, if there are
         several.
         """
-        return {**self._identity(), **asdict(self._position)}
+        return self.batches.described(self.batches.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken.
@@ -157,62 +156,25 @@ class Loader(DataLoader[Any]):
         UsageError
             The state is of something else: names what.
         """
-        chosen = {key: state.get(key) for key in ("order", "mixed_chunks")}
-        if chosen["order"] in get_args(Order) and isinstance(chosen["mixed_chunks"], int):
-            # The choice may have been another one on another machine; it is kept.
-            self.plan = self.batches.plan = replace(self.plan, **chosen)  # type: ignore[arg-type]
-        wrong = [
-            f"{key} is {state.get(key)!r} there, {value!r} here"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        numbers = [state.get(key) for key in ("epoch", "batch", "lanes")]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
-            wrong.append(f"epoch, batch and lanes are {numbers}")
-        if wrong:
-            raise UsageError(f"the state is not of this loader: {'; '.join(wrong)}")
-        self._position = Position(*numbers)  # type: ignore[arg-type]
-        self.batches.resume(self._position.epoch, self._position.batch, self._position.lanes)
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for the order to be the same."""
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        return {
-            "dataset": dataset.manifest.fingerprint(),
-            "version": dataset.version,
-            "rows": len(dataset),
-            "seed": self.batches.seed,
-            "order": self.plan.order,
-            "mixed_chunks": self.plan.mixed_chunks,
-            "global_batch": self.batches.dealing.global_batch,
-            "uneven": self.batches.uneven,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Batches of ``epoch`` that were handed out, of an order in so many ``lanes``."""
-
-    epoch: int = 0
-    batch: int = 0
-    lanes: int = 1
+        self.batches.load_state_dict(state)
+        self.plan = self.batches.plan
 
 
 class _Counted(Iterator[Any]):
     """Batches, and in the loader's state how many of them were handed out."""
 
-    def __init__(self, loader: Loader, position: Position, batches: Iterator[Any]) -> None:
-        self._loader, self._batches, self._position = loader, batches, position
-        loader._position = position
+    def __init__(self, sampler: EpochBatches, position: Position, batches: Iterator[Any]) -> None:
+        self._sampler, self._batches, self._position = sampler, batches, position
+        sampler.position = position
 
     def __next__(self) -> Any:
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._loader._position = Position(self._position.epoch + 1, 0, self._loader._lanes())
+            self._sampler.position = self._sampler.after(self._position)
             raise
         self._position = replace(self._position, batch=self._position.batch + 1)
-        self._loader._position = self._position
+        self._sampler.position = self._position
         return batch
 
 

@@ -72,8 +72,8 @@ def batch_count(rows: int, dealing: Dealing) -> int:
 def in_step(parts: Sequence[int], dealing: Dealing) -> Dealing:
     """``dealing`` with as many batches for each of ``parts``, which have so many rows each.
 
-    Those of the smallest, so that what the others have more is left out; with ``spread``, where nothing is, those of the
-    largest.
+    Those of the smallest, so that what the others have more is left out; with ``spread``, where nothing is, those of
+    the largest.
     """
     counts = [batch_count(rows, dealing) for rows in parts]
     return replace(dealing, batches=max(counts) if dealing.uneven == "spread" else min(counts))

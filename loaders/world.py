@@ -26,8 +26,8 @@ def resolved(ranks: Ranks, part: tuple[int, int] | None = None) -> tuple[int, in
         node, nodes = part or (0, 1)
         if world % nodes or rank // (world // nodes) != node:
             raise UsageError(
-                f"rank {rank} of {world} reads part {node} of {nodes}, expected ranks numbered node by node, as many on "
-                "each: give make_loader ranks=(rank in the node, ranks of the node)"
+                f"rank {rank} of {world} reads part {node} of {nodes}, expected ranks numbered node by node, as many "
+                "on each: give make_loader ranks=(rank in the node, ranks of the node)"
             )
         return rank % (world // nodes), world // nodes
     return (0, 1) if ranks is None else ranks
