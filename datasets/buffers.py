@@ -1,6 +1,5 @@
 """Memory for rows: where a reader puts each of them."""
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -76,17 +75,3 @@ class RowBuffers:
     def __getitem__(self, i: int) -> Pixels:
         place: Pixels = self.arrays[self.array[i]][self.row[i]]
         return place
-
-
-class Scratch(threading.local):
-    """Memory of each thread that is taken again and again: new pages cost a tenth of decoding into them."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Pixels] = {}
-
-    def take(self, name: str, size: int) -> Pixels:
-        """``size`` bytes, of undefined content, good until this thread takes ``name`` again."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = aligned(size)
-        return buffer[:size]

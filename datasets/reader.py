@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardwright.datasets import codecs
 from shardwright.datasets.aio import ReadList
-from shardwright.datasets.buffers import Pixels, RowBuffers, Scratch
+from shardwright.datasets.buffers import Pixels, RowBuffers, aligned
 from shardwright.datasets.files import CURE, FileCache, is_cached, read_into, will_need
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.rows import Index, RowMap
@@ -54,7 +54,7 @@ class Reader:
         self.row_bytes = int(np.prod(self.image_shape))
         self._files = FileCache()
         self._lists: deque[ReadList | None] = deque()  # of threads that are not reading now
-        self._kept, self._scratch = _Kept(KEPT_BYTES), Scratch()
+        self._kept, self._scratch = _Kept(KEPT_BYTES), _Scratch()
         shards = len(manifest.shards)
         chunks = np.array([shard.chunks for shard in manifest.shards], np.int64)
         if shards and chunks.min() < 1:
@@ -316,3 +316,16 @@ class _Kept:
             self._chunks[chunk] = rows
             while len(self._chunks) > 1 and len(self._chunks) * rows.nbytes > self._limit_bytes:
                 self._chunks.popitem(last=False)
+
+
+class _Scratch(threading.local):
+    """Memory of each thread that is taken again and again: new pages cost a tenth of decoding into them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Pixels] = {}
+
+    def take(self, name: str, size: int) -> Pixels:
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = aligned(size)
+        return buffer[:size]

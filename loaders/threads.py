@@ -82,6 +82,7 @@ class _Crew:
         self.reader = reader
         self.cold = True  # until a number of tasks found their bytes in memory
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._torch_threads = torch.get_num_threads()
         self._threads = [
             threading.Thread(target=self._work, name=f"shardwright-read-{i}", daemon=True)
             for i in range(threads)
@@ -112,6 +113,7 @@ class _Crew:
                 thread.join(_PATIENCE_SECONDS)
 
     def _work(self) -> None:
+        _stay_in_this_thread(self._torch_threads)
         while (task := self._tasks.get()) is not None:
             try:
                 self._do(task)
@@ -127,6 +129,23 @@ class _Crew:
         self.cold |= seconds * _COLD_BYTES_PER_SECOND > len(task.out) * self.reader.row_bytes
         for batch, rows in task.parts:
             batch.arrived(rows, None)
+
+
+_settling = threading.Lock()
+
+
+def _stay_in_this_thread(others: int) -> None:
+    """Let torch's operators in this thread start no threads of OpenMP's, which would fight with ours for the cores.
+
+    That is a setting of each thread. But it also becomes what threads that begin later get: for them it is set to
+    ``others`` again, from a thread that does nothing else.
+    """
+    with _settling:
+        torch.get_num_threads()  # else the first operator would set it anew
+        torch.set_num_threads(1)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
+        restoring.start()
+        restoring.join()
 
 
 class ReadAhead:

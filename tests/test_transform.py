@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -243,25 +244,22 @@ def test_a_device_gets_whatever_a_collate_function_makes(built: Built) -> None:
         next(iter(to_device(loader, "cpu", TRANSFORMS["crop"])))
 
 
-def test_opencv_resizes_as_told_or_is_missed(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for OpenCV: that it is given the box, the size, and the place in the batch."""
+def test_opencv_resizes_by_area(built: Built) -> None:
     transform = BatchTransform(RandomResizedCrop((24, 32), resize="opencv"), flip=0.5)
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(UsageError, match="pip install opencv-python-headless"):
-        loader_of(built, transform)
-
-    class OpenCV:
-        INTER_AREA = 3
-
-        @staticmethod
-        def resize(image: np.ndarray, size: tuple[int, int], dst: np.ndarray, interpolation: int) -> None:
-            assert interpolation == 3
-            dst[...] = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
-
-    monkeypatch.setitem(sys.modules, "cv2", OpenCV)
     for images, _, ids in loader_of(built, transform):
         for image, id in zip(images.permute(0, 2, 3, 1).numpy(), ids, strict=True):
-            assert (image == expected(built, transform, id, 0)).all()
+            index = built.ids.index(id)
+            draws = Drawing(transform, SHAPE, 3, 0).draws(np.array([index]))
+            top, left, height, width = draws.boxes[0].tolist()
+            part = built.images[index][top : top + height, left : left + width]
+            wanted = cv2.resize(part, (32, 24), interpolation=cv2.INTER_AREA)
+            assert (image == (wanted[:, ::-1] if draws.flips[0] else wanted)).all()
+
+
+def test_without_opencv(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(UsageError, match="pip install opencv-python-headless"):
+        loader_of(built, BatchTransform(RandomResizedCrop(24, resize="opencv")))
 
 
 # --- what cannot be -------------------------------------------------------------------------------------
