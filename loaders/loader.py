@@ -68,6 +68,10 @@ class Loader(DataLoader[Any]):
         self._position = Position(lanes=self._lanes())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # As a generator it begins when the first batch is asked for: Lightning sets the epoch after iter().
+        yield from self._begun()
+
+    def _begun(self) -> Iterator[Any]:
         if not self._announced:
             print(f"shardwright: {self.plan}", file=sys.stderr)
             self._announced = True

@@ -103,7 +103,7 @@ def test_lightning_validates_each_sample_once(lightning: Any, built: Built, even
         assert times(epoch) == Counter((even if case == "even" else built).ids)
 
 
-@pytest.mark.parametrize("step", [5, 20, 25])
+@pytest.mark.parametrize("step", [5, 13, 20, 25])  # an epoch has 13: one is at its end
 def test_lightning_goes_on_from_a_checkpoint(lightning: Any, step: int) -> None:
     for whole, rest in zip(lightning["hooks"], lightning[f"from {step}"], strict=True):
         assert rest["error"] is None
