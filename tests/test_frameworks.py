@@ -183,3 +183,28 @@ def test_accelerate_deals_out_what_has_no_ranks(accelerate: Any, built: Built) -
     assert [len(batches) for batches in dropped] == [13, 13]
     assert dropped[1][-1] == dropped[0][0]
     assert times(dropped).total() - len(times(dropped)) == 8
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """What to train on, and what to validate on."""
+    folder = tmp_path_factory.mktemp("toys")
+    options: Any = {"shard_rows": 50, "shape": (32, 32, 3), "classes": 4, "telling": True}
+    return [build(folder / name, rows=n, **options).folder for name, n in (("train", 240), ("val", 90))]
+
+
+def test_a_loop_like_timms(python: Path, toys: list[Path]) -> None:
+    found = run(python, SCRIPTS / "like_timm.py", *toys)
+    (before, _), (after, seen), (ema, _) = found["before"], found["after"], found["ema"]
+    assert before < 50
+    assert min(after, ema) > 90
+    assert (seen, found["epoch"]) == (90, len(found["losses"]))
+
+
+def test_a_loop_like_torchvisions(python: Path, toys: list[Path]) -> None:
+    found = run(python, SCRIPTS / "like_torchvision.py", *toys)
+    (before, _), (after, seen) = found["before"], found["after"]
+    assert before < 0.5
+    assert after > 0.9
+    assert seen == 90
+    assert found["processes"] == [2, False]  # two of them, none of which is the loop's
