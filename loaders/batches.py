@@ -50,8 +50,7 @@ class EpochBatches(Sampler[Any]):
         self.next_epoch = self.next_batch = 0
         self._dataset = dataset
         self._lanes: int | None = None  # of the epoch that is resumed
-        self._restored: Position | None = None
-        self.position = Position(lanes=self.dealing.lanes)
+        self.position = self.next_position
 
     @property
     def rank_and_world(self) -> tuple[int, int]:
@@ -103,17 +102,14 @@ class EpochBatches(Sampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be epoch ``epoch``, counted from 0: what is left of it, where it was restored.
 
-        Frameworks call this for the epoch whose state they have just restored, some when its loop has begun. Until a
-        batch of it is handed out it stays where it is: else those before would silently come a second time.
+        Frameworks call this for the epoch whose state they have just restored: it must stay where it is, or the
+        batches before it would silently come a second time.
         """
         if epoch < 0:
             raise UsageError(f"epoch is {epoch}, expected 0 or more")
-        if self._restored is not None and self._restored == self.position and epoch == self.position.epoch:
-            self._begin_at(self._restored)
-            return
-        self._restored = self._lanes = None
-        self.next_epoch, self.next_batch = epoch, 0
-        self.position = Position(epoch, 0, self.dealing.lanes)
+        if epoch != self.next_epoch:
+            self.next_epoch, self.next_batch, self._lanes = epoch, 0, None
+        self.position = self.next_position
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next iteration begins, as JSON values; an iterator's own says where that one is.
@@ -134,10 +130,9 @@ class EpochBatches(Sampler[Any]):
         if state.get("order") in get_args(Order) and isinstance(state.get("mixed_chunks"), int):
             # The choice may have been another one on another machine; it is kept.
             plan = replace(plan, order=state["order"], mixed_chunks=state["mixed_chunks"])
-        restored = position_in(state, self._identity(plan))
+        self.position = restored = position_in(state, self._identity(plan))
         self.plan = plan
-        self._restored = self.position = restored
-        self._begin_at(restored)
+        self.next_epoch, self.next_batch, self._lanes = restored.epoch, restored.batch, restored.lanes
 
     def described(self, position: Position) -> dict[str, Any]:
         """A state that is at ``position``."""
@@ -161,9 +156,6 @@ class EpochBatches(Sampler[Any]):
     def _fingerprint(self) -> str:
         # Once: torchdata asks for a state with every batch.
         return self._dataset.whole.fingerprint()
-
-    def _begin_at(self, position: Position) -> None:
-        self.next_epoch, self.next_batch, self._lanes = position.epoch, position.batch, position.lanes
 
     def _order(self, epoch: int, lanes: int) -> Epoch:
         match self.plan.order:
@@ -209,7 +201,6 @@ class _Drawn(Iterator[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._batches.load_state_dict(state)
         self._begun()
-        self._batches.set_epoch(self._at.epoch + 1)
 
 
 class RankSampler(DistributedSampler[int]):

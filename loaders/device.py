@@ -41,7 +41,7 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Any]:
         position, batches = self.loader.begin()
-        return self.loader.counted(position, self._moved(position, batches))
+        yield from self.loader.counted(position, self._moved(position, batches))
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -76,7 +76,8 @@ class Loader(DataLoader[Any]):
         self._announced = options.quiet or self.plan.order == "sequential"
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self.counted(*self.begin())
+        # As a generator it begins when the first batch is asked for: Lightning sets the epoch after iter().
+        yield from self.counted(*self.begin())
 
     def begin(self) -> tuple["Position", Iterator[Any]]:
         """Begin the next epoch, or what is left of it: where that is, and its batches, which are not counted yet."""

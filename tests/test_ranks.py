@@ -257,11 +257,17 @@ def test_set_epoch_keeps_what_was_restored(built: Built, engine: str, by: str) -
     chooser.set_epoch(1)
     assert loader.state_dict() == state
     under_way = iter(loader)
-    chooser.set_epoch(1)  # Lightning does this when it has the iterator
+    chooser.set_epoch(1)  # Lightning sets it when it has the iterator
     assert loader.state_dict() == state
     assert ids_of(under_way) == expected[1][4:]
     chooser.set_epoch(2)
     assert ids_of(loader) == expected[2]
+
+    # Behind the last batch of the epoch the next one is whole.
+    loader.load_state_dict({**state, "batch": len(loader)})
+    under_way = iter(loader)
+    chooser.set_epoch(2)
+    assert ids_of(under_way) == expected[2]
 
     # Once it goes on, and from another epoch, it is the whole epoch again.
     loader.load_state_dict(state)
@@ -270,8 +276,9 @@ def test_set_epoch_keeps_what_was_restored(built: Built, engine: str, by: str) -
     assert loader.state_dict() == {**state, "batch": 0}
     assert ids_of(loader) == expected[1]
     loader.load_state_dict(state)
+    under_way = iter(loader)
     chooser.set_epoch(2)
-    assert ids_of(loader) == expected[2]
+    assert ids_of(under_way) == expected[2]
     loader.load_state_dict(state)
     chooser.set_epoch(0)
     chooser.set_epoch(1)

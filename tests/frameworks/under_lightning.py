@@ -67,16 +67,17 @@ class Model(lightning.LightningModule):
         return loader_of(False, **self.options)
 
 
-def trainer_of(epochs: int, save_every: int | None = None, **options: Any) -> lightning.Trainer:
-    saving = ModelCheckpoint(OUT / "saved", "{step}", every_n_train_steps=save_every, save_top_k=-1)
+def trainer_of(epochs: int, save: bool = False, **options: Any) -> lightning.Trainer:
+    every = ({"every_n_train_steps": 5}, {"every_n_epochs": 1})
+    saving = [ModelCheckpoint(OUT / "saved", "{step}", save_top_k=-1, **each) for each in every]  # type: ignore[arg-type]
     return lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
         devices=2,
         strategy="ddp",
         logger=False,
-        callbacks=[saving] if save_every else [],
-        enable_checkpointing=bool(save_every),
+        callbacks=saving if save else [],
+        enable_checkpointing=save,
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,
@@ -96,9 +97,9 @@ def main() -> None:
     # First, while there are no ranks yet: they are there when fit begins.
     early = loader_of(True), loader_of(False)
     found = {"early": shown(Model(), lambda model: trainer_of(3).fit(model, *early))}
-    found["hooks"] = shown(Model(), lambda model: trainer_of(3, save_every=5).fit(model))
+    found["hooks"] = shown(Model(), lambda model: trainer_of(3, save=True).fit(model))
     found["even"] = shown(Model(folder=EVEN), lambda model: trainer_of(2).fit(model))
-    for step in (5, 20, 25):
+    for step in (5, 13, 20, 25):
         saved = OUT / "saved" / f"step={step}.ckpt"
         found[f"from {step}"] = shown(
             Model(),
