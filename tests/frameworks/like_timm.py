@@ -32,7 +32,14 @@ def normalised(images: Tensor, stats: Any) -> Tensor:
 
 
 def train_one_epoch(
-    epoch: int, model: nn.Module, loader: Any, optimizer: Any, loss_fn: Any, mixup_fn: Any, scheduler: Any, ema: Any
+    epoch: int,
+    model: nn.Module,
+    loader: Any,
+    optimizer: Any,
+    loss_fn: Any,
+    mixup_fn: Any,
+    scheduler: Any,
+    ema: Any,
 ) -> float:
     losses = AverageMeter()
     model.train()
@@ -70,7 +77,11 @@ def main() -> None:
     model = create_model("test_resnet", num_classes=classes)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=2e-3)
     scheduler, _ = create_scheduler_v2(
-        optimizer, sched="cosine", num_epochs=EPOCHS, updates_per_epoch=len(loader_train), step_on_epochs=False
+        optimizer,
+        sched="cosine",
+        num_epochs=EPOCHS,
+        updates_per_epoch=len(loader_train),
+        step_on_epochs=False,
     )
     mixup_fn = Mixup(mixup_alpha=0.2, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=classes)
     ema = ModelEmaV3(model, decay=0.5)

@@ -59,12 +59,15 @@ def main() -> None:
     torch.manual_seed(0)
     device = torch.device("cpu")
     to_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.3] * 3)]
+    # Nothing that changes the brightness: it tells the class.
     preset_train = v2.Compose(
-        [v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip(0.5), *to_floats]  # no colours: they tell the class
+        [v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip(0.5), *to_floats]
     )
     preset_eval = v2.Compose([v2.CenterCrop(24), *to_floats])
     dataset = open_dataset(sys.argv[1], transform=preset_train)
-    mix = v2.RandomChoice([v2.MixUp(num_classes=len(dataset.classes)), v2.CutMix(num_classes=len(dataset.classes))])
+    mix = v2.RandomChoice(
+        [v2.MixUp(num_classes=len(dataset.classes)), v2.CutMix(num_classes=len(dataset.classes))]
+    )
     options = LoaderOptions(engine="processes", workers=2, quiet=True)
     data_loader = make_loader(
         dataset, 16, shuffle=True, collate_fn=lambda samples: mix(*collate(samples)), options=options
