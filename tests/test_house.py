@@ -166,6 +166,13 @@ def test_every_promise_names_tests_that_are_there() -> None:
         assert_they_are_there(named)
 
 
+def test_what_is_said_of_training_names_tests_that_are_there() -> None:
+    for section in (ROOT / "docs" / "training.md").read_text("utf-8").split("\n## ")[1:]:
+        named = named_tests(section)
+        assert named, section
+        assert_they_are_there(named)
+
+
 def test_what_is_said_of_frameworks_names_tests_that_are_there() -> None:
     said = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
     named = named_tests(said)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from shardwright.datasets import open_dataset
 from shardwright.errors import UsageError
-from shardwright.loaders import Loader, LoaderOptions, make_loader
+from shardwright.loaders import Loader, LoaderOptions, make_loader, suggest_workers
 
 
 @pytest.fixture(params=["hdf5", "npy"])
@@ -110,6 +110,37 @@ def test_collate_fn_and_other_columns(built: Built) -> None:
     ids, labels = next(iter(make_loader(dataset, 3)))
     assert ids == built.ids[:3]
     assert labels.tolist() == built.labels[:3].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # it asks the system itself
+@pytest.mark.parametrize(
+    ("cpus", "batch_size", "processes", "threads"),
+    [
+        (1, 64, 1, 1),
+        (2, 64, 1, 2),
+        (4, 64, 2, 4),
+        (16, 8, 2, 8),
+        (16, 9, 3, 8),
+        (64, 256, 8, 8),
+        (6, 1, 1, 6),
+    ],
+)
+def test_suggested_workers(
+    built: Built,
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: int,
+    batch_size: int,
+    processes: int,
+    threads: int,
+) -> None:
+    """min(cpus - 2, ceil(batch / 4), 8), at least 1, of the CPUs that may be used."""
+    monkeypatch.setattr("joblib.cpu_count", lambda: cpus)
+    assert suggest_workers(batch_size) == processes
+    assert make_loader(open_dataset(built.folder), batch_size).plan.workers == threads
+    per_sample = make_loader(open_dataset(built.folder, transform=torch.neg), batch_size)
+    assert (per_sample.plan.workers, per_sample.num_workers) == (processes, processes)
+    assert per_sample.prefetch_factor == 3
+    assert per_sample.persistent_workers
 
 
 @pytest.mark.parametrize("engine", ["auto", "threads", "processes"])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,21 @@ def test_a_chunk_is_read_once_an_epoch_in_block_order(built: Built, monkeypatch:
     list(loader)
     assert len(set(read)) == len(read)
     assert sum(size for _, _, size in read) <= sum(shard.files[0].bytes for shard in built.manifest.shards)
+
+
+def test_no_more_is_read_ahead_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(tmp_path / "set", rows=200, flat=0)
+    options = LoaderOptions(workers=2, shuffle_by="exact", prefetch_batches=2, quiet=True)
+    loader = make_loader(open_dataset(built.folder), 10, shuffle=True, options=options)
+    list(loader)
+    read = recorded_reads(monkeypatch)
+    batches = iter(loader)
+    next(batches)
+    end = time.monotonic() + 5
+    while len(read) < 30 and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert len(read) == 30  # the one handed out, and two
 
 
 @pytest.mark.parametrize("order", ["exact", "block"])
