@@ -59,19 +59,16 @@ class DeviceLoader:
         self.loader.load_state_dict(state)
 
     def _moved(self, position: Position, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches as they arrive on the device; ``ahead`` of them are on their way."""
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         drawn = self._drawn(position)
-        if self.device.type != "cuda":
-            for batch in batches:
-                yield self._transformed(_to(batch, self.device), next(drawn))
-            return
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        coming: deque[tuple[Any, torch.cuda.Event]] = deque()
+        coming: deque[tuple[Any, torch.cuda.Event | None]] = deque()
         for batch in batches:
+            # None is a stream too, the current one. From pinned memory the copy does not hold up this thread; the
+            # pinned allocator waits for it before it gives that memory out again.
             with torch.cuda.stream(stream):
-                # From pinned memory the copy does not hold up this thread; the pinned allocator waits for it before it
-                # gives that memory out again.
                 moved = self._transformed(_to(batch, self.device), next(drawn))
-                coming.append((moved, stream.record_event()))
+            coming.append((moved, stream.record_event() if stream else None))
             if len(coming) > self._ahead:
                 yield _arrived(*coming.popleft())
         while coming:
@@ -117,7 +114,7 @@ def to_device(
     transform
         What is done to uint8 images on the device. The same crops and flips are drawn as in the reading threads.
     ahead
-        Batches that are copied before they are handed out; memory of the device for so many, and one more.
+        Batches that are on their way beside the one handed out; memory of the device for so many more.
 
     Returns
     -------
@@ -210,8 +207,10 @@ def _to(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def _arrived(batch: Any, event: torch.cuda.Event) -> Any:
+def _arrived(batch: Any, event: torch.cuda.Event | None) -> Any:
     """``batch``, which the current stream may use once ``event`` is there, and whose memory it holds."""
+    if event is None:
+        return batch
     current = torch.cuda.current_stream()
     current.wait_event(event)
     _recorded(batch, current)
