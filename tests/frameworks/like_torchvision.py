@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from shardwright.datasets import open_dataset
 from shardwright.loaders import LoaderOptions, collate, make_loader
 
-EPOCHS = 4
+EPOCHS = 6
 
 
 class WhereItRan(nn.Module):
