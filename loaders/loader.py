@@ -1,22 +1,29 @@
 """`make_loader`: a tuned `torch.utils.data.DataLoader` over a converted data set."""
 
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, default_collate
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches
+from shardwright.loaders.descriptors import descriptor_shortage
+from shardwright.loaders.handover import OnCpu, Weighing, free_shared_bytes, shortage
+from shardwright.loaders.memory import WorkerMemory, memory_of
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.order import Order
 from shardwright.loaders.plan import plan
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.threads import ReadAhead
+from shardwright.loaders.workers import WatchedWorkers
 from shardwright.loaders.world import Ranks, check_ranks, resolved
 
 
@@ -45,11 +52,13 @@ class Loader(DataLoader[Any]):
             dataset,
             batch_sampler=batches,
             num_workers=processes,
-            collate_fn=collate_fn,
+            collate_fn=OnCpu(collate_fn) if processes else collate_fn,
             pin_memory=self.plan.pin_memory and self.plan.engine == "processes",
             prefetch_factor=options.prefetch_batches if processes else None,
             persistent_workers=processes > 0,
             multiprocessing_context=options.start_method if processes else None,
+            # Workers are given a seed, drawn from this: not from the caller's generator. They seed for each sample.
+            generator=torch.Generator(),
         )
         self.batches = batches
         self._options = options
@@ -61,6 +70,9 @@ class Loader(DataLoader[Any]):
         image_bytes = int(np.prod(dataset.manifest.image_shape))
         largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
         self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
+        beside = 8 * (len(dataset.columns) - 1)
+        self._stored_bytes = largest * (image_bytes + beside) if dataset.has_images else 0
+        self._warned = False
         self._announced = options.quiet or self.plan.order == "sequential"
         self._position = Position(lanes=self._lanes())
 
@@ -77,8 +89,12 @@ class Loader(DataLoader[Any]):
         epoch, first = self.batches.next_epoch, self.batches.next_batch
         position = Position(epoch, first, self._position.lanes if first else self._lanes())
         if self.plan.engine == "processes" or not dataset.has_images or dataset.makes_samples:
-            batches = super().__iter__()
-            return position, batches if self.num_workers else _undisturbed(batches)
+            if not self.num_workers:
+                return position, _undisturbed(super().__iter__())
+            if isinstance(self._iterator, WatchedWorkers) and self._iterator.ended:
+                self._iterator = None  # they died, or were killed; others are started
+            return position, super().__iter__()
+        self._check_descriptors()
         share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
@@ -88,12 +104,49 @@ class Loader(DataLoader[Any]):
             blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
+            patience_seconds=self._options.timeout_seconds,
         )
         if not dataset.per_sample and self.collate_fn is collate:
-            return position, (collate(batch) for _, batch in ahead)
-        return position, _undisturbed(
-            self._collated(self.batches.seeded(indices, epoch), batch) for indices, batch in ahead
+            return position, self._pool.watched(collate(batch) for _, batch in ahead)
+        collated = (self._collated(self.batches.seeded(indices, epoch), batch) for indices, batch in ahead)
+        return position, self._pool.watched(_undisturbed(collated))
+
+    def _check_room(self) -> Weighing | None:
+        """Say before workers are started what they will run out of; how to look at the first batch."""
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        free = free_shared_bytes()
+        short = shortage(self.num_workers, self._options.prefetch_batches, self._stored_bytes, free)
+        if short and not dataset.per_sample and self.collate_fn == OnCpu(collate):
+            raise UsageError(short)
+        if short:  # nobody knows how large the samples are that other code makes
+            warnings.warn(f"if batches are as large as the images stored: {short}", stacklevel=6)
+        self._check_descriptors(2)
+        return (
+            None
+            if short
+            else Weighing(self._stored_bytes, self.num_workers, self._options.prefetch_batches, free)
         )
+
+    def _check_descriptors(self, deeper: int = 0) -> None:
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        ahead = self._options.prefetch_batches
+        short = descriptor_shortage(dataset, workers=self.num_workers, prefetch_batches=ahead)
+        if short and not self._warned:
+            self._warned = True
+            warnings.warn(short, stacklevel=4 + deeper + (deeper > 0))
+
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        weighing = self._check_room()
+        self.check_worker_number_rationality()
+        return WatchedWorkers(self, self._options.timeout_seconds, weighing)
+
+    def worker_memory(self) -> list[WorkerMemory]:
+        """Memory of each worker process there is now; with threads, of this process."""
+        if not self.num_workers:
+            return memory_of([os.getpid()])
+        return memory_of(self._iterator.pids if isinstance(self._iterator, WatchedWorkers) else [])
 
     def _collated(self, indices: SeededIndices, batch: SampleBatch) -> Any:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]

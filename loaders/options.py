@@ -1,5 +1,6 @@
 """What a loader may be told beyond batch size and order."""
 
+import threading
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -46,6 +47,9 @@ class LoaderOptions:
         ``pad`` fills up with samples from the beginning of the epoch, ``spread`` hands out each sample exactly once, in
         as many batches on every rank. None: drop with ``drop_last``; else spread without ``shuffle`` or on one rank,
         where the last batch is just shorter; else pad.
+    timeout_seconds
+        How long a batch may be waited for before `WorkerError` says where each worker stands. The first one of
+        processes waits for their start too. None: for ever. Without workers nobody is there to look at the clock.
     quiet
         Do not print which order was chosen.
     """
@@ -59,6 +63,7 @@ class LoaderOptions:
     pin_memory: bool | None = None
     start_method: StartMethod | None = None
     uneven: Uneven | None = None
+    timeout_seconds: float | None = None
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -73,3 +78,7 @@ class LoaderOptions:
             raise UsageError(f"prefetch_batches is {self.prefetch_batches}, expected 1 to 1024")
         if self.mixed_chunks is not None and self.mixed_chunks < 1:
             raise UsageError(f"mixed_chunks is {self.mixed_chunks}, expected at least 1")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= threading.TIMEOUT_MAX:
+            raise UsageError(
+                f"timeout_seconds is {self.timeout_seconds}, expected more than 0, or None for ever"
+            )
