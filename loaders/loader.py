@@ -94,7 +94,7 @@ class Loader(DataLoader[Any]):
             if isinstance(self._iterator, WatchedWorkers) and self._iterator.ended:
                 self._iterator = None  # they died, or were killed; others are started
             return position, super().__iter__()
-        self._check_descriptors()
+        self._check_descriptors(stacklevel=4)
         share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
@@ -120,20 +120,18 @@ class Loader(DataLoader[Any]):
             raise UsageError(short)
         if short:  # nobody knows how large the samples are that other code makes
             warnings.warn(f"if batches are as large as the images stored: {short}", stacklevel=6)
-        self._check_descriptors(2)
-        return (
-            None
-            if short
-            else Weighing(self._stored_bytes, self.num_workers, self._options.prefetch_batches, free)
-        )
+        self._check_descriptors(stacklevel=7)
+        if short or not dataset.has_images:
+            return None
+        return Weighing(self._stored_bytes, self.num_workers, self._options.prefetch_batches, free)
 
-    def _check_descriptors(self, deeper: int = 0) -> None:
+    def _check_descriptors(self, stacklevel: int) -> None:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         ahead = self._options.prefetch_batches
         short = descriptor_shortage(dataset, workers=self.num_workers, prefetch_batches=ahead)
         if short and not self._warned:
             self._warned = True
-            warnings.warn(short, stacklevel=4 + deeper + (deeper > 0))
+            warnings.warn(short, stacklevel=stacklevel)
 
     def _get_iterator(self) -> Any:
         if not self.num_workers:

@@ -5,6 +5,7 @@ import queue
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -119,18 +120,15 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         if self._patience is None:
             yield
             return
-        timer = threading.Timer(max(0.0, self._due - time.monotonic()) + _LOOK_SECONDS, self._kill_hung)
+        # The timer is not to keep the workers: its thread ends some time after it is cancelled.
+        seconds = max(0.0, self._due - time.monotonic()) + _LOOK_SECONDS
+        timer = threading.Timer(seconds, _kill_hung, [weakref.ref(self)])
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
-
-    def _kill_hung(self) -> None:
-        self._hung = self._too_late()
-        for worker in self._workers:
-            worker.kill()
 
     def _too_late(self) -> str:
         return f"no batch within timeout_seconds={self._patience:g}: {self._where_they_stand()}"
@@ -255,6 +253,13 @@ def begin_worker(stacks: str | None, worker: int) -> None:
     report_lost_batches()
     if stacks is not None:
         answer_with_stack(stacks, worker)
+
+
+def _kill_hung(waiting: "weakref.ref[WatchedWorkers]") -> None:
+    if (workers := waiting()) is not None:
+        workers._hung = workers._too_late()
+        for worker in workers._workers:
+            worker.kill()
 
 
 @contextmanager
