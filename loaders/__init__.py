@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.loaders.loader import Loader, collate, make_loader
+    from shardwright.loaders.memory import WorkerMemory
+    from shardwright.loaders.micro import micro_batch
     from shardwright.loaders.options import LoaderOptions
     from shardwright.loaders.plan import suggest_workers
     from shardwright.loaders.quality import ShuffleQuality, shuffle_quality
@@ -14,7 +16,9 @@ _HOME = {
     "LoaderOptions": "shardwright.loaders.options",
     "collate": "shardwright.loaders.loader",
     "ShuffleQuality": "shardwright.loaders.quality",
+    "WorkerMemory": "shardwright.loaders.memory",
     "make_loader": "shardwright.loaders.loader",
+    "micro_batch": "shardwright.loaders.micro",
     "shuffle_quality": "shardwright.loaders.quality",
     "suggest_workers": "shardwright.loaders.plan",
 }
@@ -22,8 +26,10 @@ __all__ = [
     "Loader",
     "LoaderOptions",
     "ShuffleQuality",
+    "WorkerMemory",
     "collate",
     "make_loader",
+    "micro_batch",
     "shuffle_quality",
     "suggest_workers",
 ]
