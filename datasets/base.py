@@ -67,7 +67,10 @@ class ShardedDataset(Dataset[Any]):
         When the CRC-32 of a row's pixels is checked: ``"first"``, when this process first reads it;
         ``"read"``, whenever it is read; ``"off"``, never.
     transform, target_transform
-        Called with the image tensor, and with the label, of each sample.
+        Called with the image tensor, and with the label, of each sample. In a loader what they draw from torch's,
+        NumPy's and `random`'s global generators follows from seed, epoch and index. A generator of their own, such
+        as ``np.random.default_rng()`` in a module, is one that nobody can seed: its numbers depend on the process, and
+        forked workers all draw the same.
 
     Raises
     ------
