@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -227,6 +228,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             self._end_at_once()
         if self._stacks is not None:
             self._stacks.remove()
+
+    def __del__(self) -> None:
+        # The garbage collector may have ended the queues before, over which workers are told to end: torch then waits
+        # 5 s for each. Nobody wants their batches any more.
+        if not sys.is_finalizing() and os.getpid() == self._owner and not getattr(self, "_shutdown", True):
+            self._end_at_once()
 
     def _end_at_once(self) -> None:
         """Kill all workers, and touch nothing that a dead one may hold."""
