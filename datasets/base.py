@@ -70,7 +70,10 @@ class ShardedDataset(Dataset[Any]):
         ``(node, nodes)``: every nodes-th shard from number ``node`` on, as a data set of its own; the others need not
         be there. None: all of it.
     transform, target_transform
-        Called with the image tensor, and with the label, of each sample.
+        Called with the image tensor, and with the label, of each sample. In a loader what they draw from torch's,
+        NumPy's and `random`'s global generators follows from seed, epoch and index. A generator of their own, such
+        as ``np.random.default_rng()`` in a module, is one that nobody can seed: its numbers depend on the process, and
+        forked workers all draw the same.
 
     Raises
     ------

@@ -14,6 +14,9 @@ from shardwright.errors import ShardError
 
 Bytes = npt.NDArray[np.uint8]
 
+#: Files that are kept open at most.
+MOST_OPEN = 128
+
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)  # Linux
 
 
@@ -31,10 +34,14 @@ class FileCache:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.limit = limit or max(1, min(128, allowed // 4 if allowed != resource.RLIM_INFINITY else 128))
+        self.limit = limit or self.limit_of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._lock = threading.Lock()
         self._open: OrderedDict[int, list[int]] = OrderedDict()  # key -> [fd, users]
+
+    @staticmethod
+    def limit_of(allowed: int) -> int:
+        """How many files are kept open in a process that may open so many."""
+        return MOST_OPEN if allowed == resource.RLIM_INFINITY else max(1, min(MOST_OPEN, allowed // 4))
 
     def acquire(self, key: int, path: Path, expected_bytes: int) -> int:
         """A file descriptor of ``path``, open for reading until `release` of its ``key``.

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.loaders.device import to_device
     from shardwright.loaders.loader import Loader, collate, make_loader
+    from shardwright.loaders.memory import WorkerMemory
+    from shardwright.loaders.micro import micro_batch
     from shardwright.loaders.options import LoaderOptions
     from shardwright.loaders.plan import suggest_workers
     from shardwright.loaders.quality import ShuffleQuality, shuffle_quality
@@ -27,7 +29,9 @@ _HOME = {
     "RandomCrop": "shardwright.loaders.transform",
     "RandomResizedCrop": "shardwright.loaders.transform",
     "ShuffleQuality": "shardwright.loaders.quality",
+    "WorkerMemory": "shardwright.loaders.memory",
     "make_loader": "shardwright.loaders.loader",
+    "micro_batch": "shardwright.loaders.micro",
     "shuffle_quality": "shardwright.loaders.quality",
     "suggest_workers": "shardwright.loaders.plan",
     "to_device": "shardwright.loaders.device",
@@ -41,8 +45,10 @@ __all__ = [
     "RandomCrop",
     "RandomResizedCrop",
     "ShuffleQuality",
+    "WorkerMemory",
     "collate",
     "make_loader",
+    "micro_batch",
     "shuffle_quality",
     "suggest_workers",
     "to_device",

@@ -1,12 +1,15 @@
 """`make_loader`: a tuned `torch.utils.data.DataLoader` over a converted data set."""
 
 import math
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, default_collate
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
@@ -15,12 +18,16 @@ from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches, RankSampler
 from shardwright.loaders.cropping import CroppingReader, resizer_of
+from shardwright.loaders.descriptors import descriptor_shortage
+from shardwright.loaders.handover import OnCpu, Weighing, free_shared_bytes, shortage
+from shardwright.loaders.memory import WorkerMemory, memory_of
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.plan import LoaderPlan, plan
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.position import Position
 from shardwright.loaders.threads import ReadAhead
 from shardwright.loaders.transform import BatchTransform
+from shardwright.loaders.workers import WatchedWorkers
 from shardwright.loaders.world import Ranks, check_ranks, resolved
 
 
@@ -49,11 +56,13 @@ class Loader(DataLoader[Any]):
             dataset,
             batch_sampler=batches,
             num_workers=processes,
-            collate_fn=collate_fn,
+            collate_fn=OnCpu(collate_fn) if processes else collate_fn,
             pin_memory=self.plan.pin_memory and self.plan.engine == "processes",
             prefetch_factor=options.prefetch_batches if processes else None,
             persistent_workers=processes > 0,
             multiprocessing_context=options.start_method if processes else None,
+            # Workers are given a seed, drawn from this: not from the caller's generator. They seed for each sample.
+            generator=torch.Generator(),
         )
         if batches.ranks is not None:
             # Frameworks look here for `set_epoch`, and whether sharding is done. DataLoader lets nobody set it.
@@ -73,6 +82,9 @@ class Loader(DataLoader[Any]):
         image_bytes = math.prod(self.image_shape) * self.image_dtype.itemsize
         largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
         self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
+        beside = 8 * (len(dataset.columns) - 1)
+        self._stored_bytes = largest * (image_bytes + beside) if dataset.has_images else 0
+        self._warned = False
         self._announced = options.quiet or self.plan.order == "sequential"
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -87,8 +99,12 @@ class Loader(DataLoader[Any]):
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
         position = self.batches.next_position
         if self.plan.engine == "processes" or not dataset.has_images or dataset.makes_samples:
-            batches = super().__iter__()
-            return position, batches if self.num_workers else _undisturbed(batches)
+            if not self.num_workers:
+                return position, _undisturbed(super().__iter__())
+            if isinstance(self._iterator, WatchedWorkers) and self._iterator.ended:
+                self._iterator = None  # they died, or were killed; others are started
+            return position, super().__iter__()
+        self._check_descriptors(stacklevel=4)
         share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
@@ -100,12 +116,49 @@ class Loader(DataLoader[Any]):
             blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
+            patience_seconds=self._options.timeout_seconds,
         )
         if not dataset.per_sample and self.collate_fn is collate:
-            return position, (collate(batch) for _, batch in ahead)
-        return position, _undisturbed(
+            return position, self._pool.watched(collate(batch) for _, batch in ahead)
+        collated = (
             self._collated(self.batches.seeded(indices, position.epoch), batch) for indices, batch in ahead
         )
+        return position, self._pool.watched(_undisturbed(collated))
+
+    def _check_room(self) -> Weighing | None:
+        """Say before workers are started what they will run out of; how to look at the first batch."""
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        free = free_shared_bytes()
+        short = shortage(self.num_workers, self._options.prefetch_batches, self._stored_bytes, free)
+        if short and not dataset.per_sample and self.collate_fn == OnCpu(collate):
+            raise UsageError(short)
+        if short:  # nobody knows how large the samples are that other code makes
+            warnings.warn(f"if batches are as large as the images stored: {short}", stacklevel=6)
+        self._check_descriptors(stacklevel=7)
+        if short or not dataset.has_images:
+            return None
+        return Weighing(self._stored_bytes, self.num_workers, self._options.prefetch_batches, free)
+
+    def _check_descriptors(self, stacklevel: int) -> None:
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        ahead = self._options.prefetch_batches
+        short = descriptor_shortage(dataset, workers=self.num_workers, prefetch_batches=ahead)
+        if short and not self._warned:
+            self._warned = True
+            warnings.warn(short, stacklevel=stacklevel)
+
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        weighing = self._check_room()
+        self.check_worker_number_rationality()
+        return WatchedWorkers(self, self._options.timeout_seconds, weighing)
+
+    def worker_memory(self) -> list[WorkerMemory]:
+        """Memory of each worker process there is now; with threads, of this process."""
+        if not self.num_workers:
+            return memory_of([os.getpid()])
+        return memory_of(self._iterator.pids if isinstance(self._iterator, WatchedWorkers) else [])
 
     def counted(self, position: "Position", batches: Iterator[Any]) -> Iterator[Any]:
         """``batches``, which begin at ``position``, counted as they are handed out."""

@@ -1,7 +1,11 @@
-"""How much memory this process may use: a container says less than its machine."""
+"""How much memory this process may use: a container says less than its machine. And how much workers use."""
 
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -22,3 +26,36 @@ def memory_bytes() -> int:
         return min(machine, int((folder / "memory.max").read_text()))
     except (OSError, StopIteration, ValueError):  # no cgroup, or "max"
         return machine
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Memory of one process.
+
+    Attributes
+    ----------
+    pid
+        Its number.
+    rss_bytes
+        All that it has in memory, also what it shares: the libraries, what a fork left, the page cache it maps.
+    own_bytes
+        What would be free if it ended: its unique set size. A leak is what lets it grow from epoch to epoch. A forked
+        process also owns what it shared with its parent when that writes there: look at others, started by
+        ``start_method="forkserver"`` or ``"spawn"``.
+    """
+
+    pid: int
+    rss_bytes: int
+    own_bytes: int
+
+
+def memory_of(pids: Iterable[int]) -> list[WorkerMemory]:
+    """Memory of those of the processes that are alive."""
+    found = []
+    for pid in pids:
+        try:
+            memory = psutil.Process(pid).memory_full_info()
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        found.append(WorkerMemory(pid, memory.rss, memory.uss))
+    return found

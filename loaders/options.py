@@ -1,5 +1,6 @@
 """What a loader may be told beyond batch size and order."""
 
+import threading
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,6 +51,9 @@ class LoaderOptions:
     transform
         What the reading threads do to the images of a batch, such as
         ``BatchTransform(crop=RandomCrop(224), flip=0.5)``.
+    timeout_seconds
+        How long a batch may be waited for before `WorkerError` says where each worker stands. The first one of
+        processes waits for their start too. None: for ever. Without workers nobody is there to look at the clock.
     quiet
         Do not print which order was chosen.
     """
@@ -64,6 +68,7 @@ class LoaderOptions:
     start_method: StartMethod | None = None
     uneven: Uneven | None = None
     transform: BatchTransform | None = None
+    timeout_seconds: float | None = None
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -78,3 +83,7 @@ class LoaderOptions:
             raise UsageError(f"prefetch_batches is {self.prefetch_batches}, expected 1 to 1024")
         if self.mixed_chunks is not None and self.mixed_chunks < 1:
             raise UsageError(f"mixed_chunks is {self.mixed_chunks}, expected at least 1")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= threading.TIMEOUT_MAX:
+            raise UsageError(
+                f"timeout_seconds is {self.timeout_seconds}, expected more than 0, or None for ever"
+            )

@@ -19,9 +19,11 @@ import torch
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.reader import Reader
+from shardwright.errors import WorkerError
 from shardwright.loaders.cropping import CroppingReader
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.ranks import Share
+from shardwright.loaders.stacks import stacks_of_threads
 
 Index = npt.NDArray[np.int64]
 
@@ -59,11 +61,13 @@ class _Batch:
             if not self.missing:
                 self._coming.release()
 
-    def wait(self) -> None:
-        """Wait until all rows are there, or raise what kept one of them away."""
-        self._coming.acquire()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all rows are there, or raise what kept one of them away; False if they did not come in time."""
+        if not self._coming.acquire(timeout=-1 if seconds is None else seconds):
+            return False
         if self.error is not None:
             raise self.error
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +112,14 @@ class _Crew:
                 self._tasks.get_nowait()
         for _ in self._threads:
             self._tasks.put(None)
+        end = time.monotonic() + _PATIENCE_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(_PATIENCE_SECONDS)
+                thread.join(max(0.0, end - time.monotonic()))
+
+    def where_they_stand(self) -> str:
+        """What each thread is doing."""
+        return "; ".join(stacks_of_threads(self._threads))
 
     def _work(self) -> None:
         _stay_in_this_thread(self._torch_threads)
@@ -170,6 +179,8 @@ class ReadAhead:
         Batches that are read, or being read, beside the one handed out. In block order it is no less than the
         rest of a group and the next: no batch is whole before all chunks of its group are read, and threads
         that would wait there have the next group to begin with.
+    patience_seconds
+        How long threads are waited for; None: for ever.
     """
 
     def __init__(
@@ -184,7 +195,9 @@ class ReadAhead:
         blocks: Index | None,
         threads: int,
         ahead: int,
+        patience_seconds: float | None = None,
     ) -> None:
+        self._patience = patience_seconds
         self._dataset, self._share, self._pool, self._blocks = dataset, share, pool, blocks
         self._dtype = dtype
         self._ahead = ahead if threads else 0
@@ -212,7 +225,10 @@ class ReadAhead:
             self._plan()
             batch = self._batch(self._next)  # planned, unless it is empty
             del self._batches[self._next]
-            batch.wait()
+            if not batch.wait(self._patience):
+                raise WorkerError(
+                    f"no batch within timeout_seconds={self._patience:g}: {self._crew.where_they_stand()}"
+                )
             self._next += 1
             return batch.indices, self._dataset.assembled(batch.indices, batch.tensor)
         except BaseException:

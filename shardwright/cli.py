@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from shardwright import __version__
 from shardwright.errors import ShardwrightError
 
 FAILED, WITH_REJECTS, INTERRUPTED, TERMINATED = 1, 3, 130, 143
+# More files are never open at once, and a program that closes all it may have would be slow.
+MOST_OPEN_FILES = 1 << 16
 
 
 class _Group(click.Group):
@@ -114,6 +116,18 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     if os.name != "posix":  # os.preadv, flock, rename over open files, fsync of folders
         raise ShardwrightError("it runs on Linux and macOS: this system has not the file calls that it needs")
+    _allow_open_files()
+
+
+def _allow_open_files() -> None:
+    """Raise the limit of open files as far as the system lets a user: a library does not, a command may."""
+    import resource  # not on Windows, where it is to be said that this does not run
+
+    with suppress(OSError, ValueError):  # macOS allows less than it says
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @main.command()

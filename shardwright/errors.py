@@ -39,6 +39,10 @@ class ShardError(ShardwrightError, ValueError):
     """A shard is not what its manifest says: short, missing, damaged. Names the file and the rows."""
 
 
+class WorkerError(ShardwrightError, RuntimeError):
+    """A worker of a loader died, hangs, or made what cannot be handed over. Names the process and the cause."""
+
+
 class PictureError(ShardwrightError, ValueError):
     """One picture cannot be taken. The text reads ``<reason code>: <message>``."""
 

@@ -2,6 +2,9 @@
 
 import multiprocessing
 import os
+import random
+import signal
+import time
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,6 +120,75 @@ def build(
 def send_labels(dataset: ShardedDataset, queue: "multiprocessing.Queue[list[int]]") -> None:
     """For a process of its own: read every sample there, and send the labels."""
     queue.put([dataset[i][1] for i in range(len(dataset))])
+
+
+def drawn(image: Any = None) -> torch.Tensor:
+    """A transform: random numbers of torch, NumPy and `random`, in place of an image."""
+    return torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()], dtype=torch.float64)
+
+
+class OwnItem(ShardedDataset):
+    """Makes its own samples, one by one."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return drawn(), self.ids([index])[0]
+
+
+class OwnItems(ShardedDataset):
+    """Makes its own samples, a batch at a time, in a loop."""
+
+    def __getitems__(self, indices: Any) -> Any:
+        return [(drawn(), self.ids([index])[0]) for index in indices]
+
+
+def mixed(samples: Any) -> Any:
+    """A collate function that draws once for each batch, as MixUp does."""
+    numbers, ids = zip(*samples, strict=True)
+    return torch.stack(numbers), list(ids), drawn()
+
+
+def threads_here(image: Any) -> torch.Tensor:
+    """A transform: torch's threads in this process."""
+    return torch.tensor(torch.get_num_threads())
+
+
+class Deed:
+    """A transform that does something to its process when it comes to the samples at ``when``, counted in it."""
+
+    def __init__(self, deed: str, when: int = 0) -> None:
+        self.deed, self.left = deed, when
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left >= 0:
+            return image
+        match self.deed.split():
+            case ["signal", name]:
+                os.kill(os.getpid(), getattr(signal, name))
+            case ["exit", code]:
+                os._exit(int(code))
+            case ["sleep"]:
+                sleep_for_long()
+            case ["cuda"]:
+                raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA ...")
+            case ["device"]:
+                return image.to("meta")
+        return image
+
+
+def sleep_for_long() -> None:
+    """As a read from a file system that is gone."""
+    time.sleep(600)
+
+
+def as_floats(image: torch.Tensor) -> torch.Tensor:
+    """A transform that makes samples four times as large."""
+    return image.float()
+
+
+def unpicklable(samples: Any) -> Any:
+    """A collate function whose batches cannot be sent."""
+    return lambda: samples
 
 
 def train_on_rank(rank: int, world: int, folder: Path, meeting: str, queue: Any) -> None:

@@ -387,3 +387,31 @@ def test_a_bare_environment(tmp_path: Path, out: Path) -> None:
     assert classes == ["b\n", "é" if sys.platform == "darwin" else r"caf\xE9"]
     (line,) = (out / "report-000001.jsonl").read_text().splitlines()
     assert json.loads(line)["id"] == "b\n/cut.jpg"
+
+
+def test_the_command_may_open_as_many_files_as_the_system_lets_it(python: Any) -> None:
+    code = """
+import resource
+from shardwright.cli import main
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+try:
+    main(["info", "/nowhere"])
+except SystemExit:
+    pass
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 65536), hard)
+"""
+    ran = python(code)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_limit_that_cannot_be_raised_is_no_error(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    import resource
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1000))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert command("info", "--help").code == 0
+    assert command("info", "/nowhere").err.startswith("shardwright: ")

@@ -265,3 +265,37 @@ def test_torchs_threads_of_others_are_left_alone(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_pinned_memory_that_is_kept_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = 0
+    pool = Pool(1000, spare=3, pinned=True, pinned_stats=lambda: {"active_bytes.current": held})
+    assert pool.expected_pinned_bytes == 3 * 1024
+    held = 2 * 3 * 1024
+    assert list(pool.watched(iter([1, 2]))) == [1, 2]
+    held += 1
+    with pytest.warns(
+        UserWarning, match=r"page-locked memory are held, .* batches are kept, .*images.clone\(\)"
+    ):
+        assert list(pool.watched(iter([1, 2]))) == [1, 2]
+    assert list(pool.watched(iter([1, 2]))) == [1, 2]
+
+
+def test_memory_that_is_not_pinned_is_not_watched() -> None:
+    def unasked() -> dict[str, int]:
+        raise AssertionError
+
+    assert list(Pool(1000, spare=3, pinned_stats=unasked).watched(iter([1]))) == [1]
+
+
+def test_a_loader_watches_what_it_pins(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(built)
+    asked: list[int] = []
+    monkeypatch.setattr(loader._pool, "pinned", True)
+    monkeypatch.setattr(
+        loader._pool, "take", lambda shape, dtype: (t := torch.empty(shape, dtype=dtype), t.numpy())
+    )
+    monkeypatch.setattr(loader._pool, "_pinned_stats", lambda: asked.append(1) or {})
+    list(loader)
+    list(loader)
+    assert len(asked) == 2
