@@ -4,8 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwright.loaders.collate import collate
     from shardwright.loaders.device import to_device
-    from shardwright.loaders.loader import Loader, collate, make_loader
+    from shardwright.loaders.loader import Loader
+    from shardwright.loaders.make import make_loader
     from shardwright.loaders.memory import WorkerMemory
     from shardwright.loaders.micro import micro_batch
     from shardwright.loaders.options import LoaderOptions
@@ -24,13 +26,13 @@ _HOME = {
     "CenterCrop": "shardwright.loaders.transform",
     "Loader": "shardwright.loaders.loader",
     "LoaderOptions": "shardwright.loaders.options",
-    "collate": "shardwright.loaders.loader",
+    "collate": "shardwright.loaders.collate",
     "Normalize": "shardwright.loaders.transform",
     "RandomCrop": "shardwright.loaders.transform",
     "RandomResizedCrop": "shardwright.loaders.transform",
     "ShuffleQuality": "shardwright.loaders.quality",
     "WorkerMemory": "shardwright.loaders.memory",
-    "make_loader": "shardwright.loaders.loader",
+    "make_loader": "shardwright.loaders.make",
     "micro_batch": "shardwright.loaders.micro",
     "shuffle_quality": "shardwright.loaders.quality",
     "suggest_workers": "shardwright.loaders.plan",

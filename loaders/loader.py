@@ -1,4 +1,4 @@
-"""`make_loader`: a tuned `torch.utils.data.DataLoader` over a converted data set."""
+"""A tuned `torch.utils.data.DataLoader` over a converted data set."""
 
 import math
 import os
@@ -8,27 +8,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches, RankSampler
-from shardwright.loaders.cropping import CroppingReader, resizer_of
+from shardwright.loaders.collate import collate
+from shardwright.loaders.cropping import CroppingReader
 from shardwright.loaders.descriptors import descriptor_shortage
 from shardwright.loaders.handover import OnCpu, Weighing, free_shared_bytes, shortage
 from shardwright.loaders.memory import WorkerMemory, memory_of
 from shardwright.loaders.options import LoaderOptions
-from shardwright.loaders.plan import LoaderPlan, plan
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.position import Position
 from shardwright.loaders.threads import ReadAhead
 from shardwright.loaders.transform import BatchTransform
 from shardwright.loaders.workers import WatchedWorkers
-from shardwright.loaders.world import Ranks, check_ranks, resolved
 
 
 class Loader(DataLoader[Any]):
@@ -241,91 +239,3 @@ def _undisturbed(batches: Iterator[Any]) -> Iterator[Any]:
         if batch is ended:
             return
         yield batch
-
-
-def make_loader(
-    dataset: ShardedDataset,
-    batch_size: int,
-    shuffle: bool = False,
-    *,
-    seed: int = 0,
-    drop_last: bool = False,
-    collate_fn: Callable[[Any], Any] | None = None,
-    ranks: Ranks = "auto",
-    options: LoaderOptions | None = None,
-) -> Loader:
-    """Make a loader of whole batches over ``dataset``.
-
-    Parameters
-    ----------
-    dataset
-        An `H5Dataset`, an `NpyDataset`, or a subclass of one.
-    batch_size
-        Samples of a batch on each rank; the global batch is that times the ranks.
-    shuffle
-        Whether samples come in another random order each epoch, the same for the same ``seed``; else they
-        come in the order of the data set. ``LoaderOptions.shuffle_by`` says what random means; which it
-        is, is printed once.
-    drop_last
-        Whether a last batch that is shorter is left out.
-    collate_fn
-        Makes a batch of the samples; is given a `SampleBatch`, or a list where there are transforms.
-        None: `collate`.
-    ranks
-        ``"auto"``: this process's rank in torch.distributed where that is initialised when an epoch begins.
-        ``(rank, world)``: given. None: all samples come here; sharding is left to a framework.
-
-    Returns
-    -------
-    Loader
-        Yields ``(images, labels)``: uint8 (batch_size, C, H, W), channels-last in memory, and int64
-        (batch_size,); one entry a column where other ``columns`` were asked for. A batch is yours to keep.
-
-    Raises
-    ------
-    UsageError
-        A parameter out of range, or ``dataset`` is of another kind.
-    """
-    if not isinstance(dataset, ShardedDataset):
-        raise UsageError(
-            f"dataset is {type(dataset).__name__}, expected an H5Dataset or NpyDataset; for Subset and others "
-            "use torch.utils.data.DataLoader with collate_fn=shardwright.loaders.collate"
-        )
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise UsageError(f"batch_size is {batch_size!r}, expected a whole number of at least 1")
-    if not 0 <= seed < 1 << 63:
-        raise UsageError(f"seed is {seed}, expected 0 to 2**63 - 1")
-    options = options or LoaderOptions()
-    chosen = plan(dataset, int(batch_size), shuffle, options)
-    check_ranks(ranks)
-    if options.transform:
-        _check_transform(dataset, chosen, options.transform)
-    uneven = options.uneven or ("drop" if drop_last else "spread" if not shuffle else None)
-    if uneven is None:  # alone, there is nobody to keep step with
-        uneven = "pad" if resolved(ranks)[1] > 1 else "spread"
-    batches = EpochBatches(dataset, chosen, int(batch_size), seed=seed, uneven=uneven, ranks=ranks)
-    return Loader(dataset, batches, collate_fn or collate, options)
-
-
-def _check_transform(dataset: ShardedDataset, plan: LoaderPlan, transform: BatchTransform) -> None:
-    transform.shape(dataset.manifest.image_shape)
-    resizer_of(transform.crop)  # what it needs may not be there
-    if plan.engine != "threads" or dataset.makes_samples:
-        raise UsageError(
-            f"LoaderOptions(transform=...) is for the reading threads, and here are {plan.engine} ({plan.why_engine}): "
-            "transform batches there, or samples by the Dataset's transform, not both"
-        )
-    if not dataset.has_images:
-        raise UsageError(
-            f"transform is given, and no images are among the columns {', '.join(dataset.columns)}"
-        )
-
-
-def collate(samples: Any) -> Any:
-    """Make a batch: a `SampleBatch` gives its columns as they are, a list goes to torch's default_collate.
-
-    For a stock DataLoader too: ``DataLoader(dataset, batch_size, collate_fn=shardwright.loaders.collate)``.
-    """
-    if isinstance(samples, SampleBatch):
-        return samples.columns
-    return default_collate(samples)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.datasets.base import ShardedDataset
-from shardwright.loaders.loader import make_loader
+from shardwright.loaders.make import make_loader
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.order import Indices, exact_shuffle
 
