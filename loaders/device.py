@@ -13,7 +13,7 @@ import torch
 from shardwright.datasets.rows import Index
 from shardwright.errors import UsageError
 from shardwright.loaders.draws import Draws
-from shardwright.loaders.loader import Loader
+from shardwright.loaders.loader import Epoch, Loader
 from shardwright.loaders.position import Position
 from shardwright.loaders.transform import BatchTransform, Normalize, RandomResizedCrop
 
@@ -40,8 +40,11 @@ class DeviceLoader:
         transform.shape(loader.image_shape)
 
     def __iter__(self) -> Iterator[Any]:
+        return Epoch(self.loader.batches, self._begin)
+
+    def _begin(self) -> tuple[Position, Iterator[Any]]:
         position, batches = self.loader.begin()
-        yield from self.loader.counted(position, self._moved(position, batches))
+        return position, self._moved(position, batches)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -86,8 +86,7 @@ class Loader(DataLoader[Any]):
         self._announced = options.quiet or self.plan.order == "sequential"
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # As a generator it begins when the first batch is asked for: Lightning sets the epoch after iter().
-        yield from self.counted(*self.begin())
+        return Epoch(self.batches, self.begin)
 
     def begin(self) -> tuple["Position", Iterator[Any]]:
         """Begin the next epoch, or what is left of it: where that is, and its batches, which are not counted yet."""
@@ -158,10 +157,6 @@ class Loader(DataLoader[Any]):
             return memory_of([os.getpid()])
         return memory_of(self._iterator.pids if isinstance(self._iterator, WatchedWorkers) else [])
 
-    def counted(self, position: "Position", batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, which begin at ``position``, counted as they are handed out."""
-        return _Counted(self.batches, position, batches)
-
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of what a batch holds, in that order."""
@@ -212,18 +207,32 @@ class Loader(DataLoader[Any]):
         self.plan = self.batches.plan
 
 
-class _Counted(Iterator[Any]):
-    """Batches, and in the loader's state how many of them were handed out."""
+class Epoch(Iterator[Any]):
+    """The batches of an epoch, and in the loader's state how many of them were handed out.
 
-    def __init__(self, sampler: EpochBatches, position: Position, batches: Iterator[Any]) -> None:
-        self._sampler, self._batches, self._position = sampler, batches, position
-        sampler.position = position
+    It begins when its first batch is asked for: Lightning sets the epoch after iter(). After an error it raises that
+    again: whoever would go on would take the epoch for shorter than it is.
+    """
+
+    def __init__(self, sampler: EpochBatches, begin: Callable[[], tuple[Position, Iterator[Any]]]) -> None:
+        self._sampler, self._begin = sampler, begin
+        self._position = Position()
+        self._batches: Iterator[Any] | None = None
+        self._error: BaseException | None = None
 
     def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
         try:
+            if self._batches is None:
+                self._position, self._batches = self._begin()
+                self._sampler.position = self._position
             batch = next(self._batches)
         except StopIteration:
             self._sampler.position = self._sampler.after(self._position)
+            raise
+        except BaseException as error:
+            self._error = error
             raise
         self._position = replace(self._position, batch=self._position.batch + 1)
         self._sampler.position = self._position
