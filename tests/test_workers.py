@@ -299,7 +299,7 @@ def test_too_little_shared_memory_is_said_before_workers_start(
     free(needed - 1)
     for _ in range(2):
         with pytest.raises(UsageError, match=rf"need {mb(needed)} of /dev/shm, and .* are free"):
-            iter(loader_of(built))
+            next(iter(loader_of(built)))
     assert multiprocessing.active_children() == []
     free(needed)
     assert len(list(loader_of(built))) == 16
