@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -117,15 +117,39 @@ class Reader:
             raise UsageError(
                 f"buffers of {len(out)} rows of {out.row_bytes} bytes, expected {len(index)} of {self.row_bytes}"
             )
-        slot, shard, chunk, row_in_chunk = self._locate(index)
-        compressed = self._compressed[chunk]
-        if compressed.any():
-            self._read_compressed(shard, chunk, row_in_chunk, np.flatnonzero(compressed), out, keep)
-        if not compressed.all():
-            raw = np.flatnonzero(~compressed)
-            offset = self._offset[chunk[raw]] + row_in_chunk[raw] * self.row_bytes
-            self._read_raw(shard[raw], offset, raw, out)
-        self._check(slot, out)
+        self._fill(self._locate(index), out, keep)
+
+    def groups(self, index: Index, out: RowBuffers, *, keep: bool = True) -> Iterator[tuple[int, int]]:
+        """Read the images at ``index`` as many at a time as ``out`` has places, which are taken again and again.
+
+        Yields
+        ------
+        (int, int)
+            Half-open range of ``index`` that lies in the first places of ``out`` now.
+
+        Raises as `images` does.
+        """
+        if not len(out) or out.row_bytes != self.row_bytes:
+            raise UsageError(
+                f"buffers of {len(out)} rows of {out.row_bytes} bytes, expected some of {self.row_bytes}"
+            )
+        places = self._locate(index)
+        for start in range(0, len(index), len(out)):
+            end = min(start + len(out), len(index))
+            here = out if end - start == len(out) else out.part(np.arange(end - start))
+            self._fill(places.part(start, end), here, keep)
+            yield start, end
+
+    def _fill(self, places: "_Places", out: RowBuffers, keep: bool) -> None:
+        if places.compressed.any():
+            at = np.flatnonzero(places.compressed)
+            self._read_compressed(places.shard, places.chunk, places.row_in_chunk, at, out, keep)
+            if not places.compressed.all():
+                raw = np.flatnonzero(~places.compressed)
+                self._read_raw(places.shard[raw], places.offset[raw], raw, out)
+        elif len(places.slot):
+            self._read_raw(places.shard, places.offset, np.arange(len(places.slot)), out)
+        self._check(places.slot, out)
 
     def will_need(self, index: Index) -> bool:
         """Have the system read ahead for `images` of ``index``; False where it seems to be in memory already.
@@ -133,15 +157,13 @@ class Reader:
         To ask for pages that are there costs a sixth of reading them, so the first and the last row stand
         for all.
         """
-        _, shard, chunk, row_in_chunk = self._locate(index)
-        whole = self._compressed[chunk]
-        offset = self._offset[chunk] + np.where(whole, 0, row_in_chunk * self.row_bytes)
-        size = np.where(whole, self._size[chunk], self.row_bytes)
-        places = np.unique(np.stack([shard, offset, size], axis=1), axis=0).tolist()
-        ends = (places[0], places[-1])
+        places = self._locate(index)
+        size = np.where(places.compressed, self._size[places.chunk], self.row_bytes)
+        ranges = np.unique(np.stack([places.shard, places.offset, size], axis=1), axis=0).tolist()
+        ends = (ranges[0], ranges[-1])
         if all(self._ask(is_cached, number, place) for number, place, _ in ends):
             return False
-        for number, place, count in places:
+        for number, place, count in ranges:
             self._ask(will_need, number, place, count)
         return True
 
@@ -149,15 +171,17 @@ class Reader:
         with self._image(shard) as fd:
             return question(fd, *place)
 
-    def _locate(self, index: Index) -> tuple[Index, Index, Index, Index]:
-        """(slot, shard, chunk of the data set, row in its chunk) of each index; opens their shards."""
+    def _locate(self, index: Index) -> "_Places":
+        """Where the row at each index lies; opens their shards."""
         slot = self.rows.slot_of(index)
         shard = self.rows.shard_of(slot)
         self._open(shard)
         row = slot - self.rows.first_slot[shard]
         chunk, row_in_chunk = np.divmod(row, self._chunk_rows[shard])
         chunk += self._first_chunk[shard]
-        return slot, shard, chunk, row_in_chunk
+        compressed = self._compressed[chunk]
+        offset = self._offset[chunk] + np.where(compressed, 0, row_in_chunk * self.row_bytes)
+        return _Places(slot, shard, chunk, row_in_chunk, compressed, offset)
 
     def _open(self, shard: Index) -> None:
         if self._opened[shard].all():
@@ -295,6 +319,29 @@ class Reader:
                 )
         if self.verify == "first" and len(unchecked):
             self._seen[slot] = True
+
+
+class _Places(NamedTuple):
+    """Where rows lie: slot, shard, chunk of the data set, row in that chunk; whether the chunk is compressed; and the
+    byte of the shard's file at which the row begins, or its compressed chunk."""
+
+    slot: Index
+    shard: Index
+    chunk: Index
+    row_in_chunk: Index
+    compressed: npt.NDArray[np.bool_]
+    offset: Index
+
+    def part(self, start: int, end: int) -> "_Places":
+        here = slice(start, end)
+        return _Places(
+            self.slot[here],
+            self.shard[here],
+            self.chunk[here],
+            self.row_in_chunk[here],
+            self.compressed[here],
+            self.offset[here],
+        )
 
 
 class _Kept:

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwright.loaders.collate import collate
+    from shardwright.loaders.collating import collate
     from shardwright.loaders.device import to_device
     from shardwright.loaders.loader import Loader
     from shardwright.loaders.make import make_loader
@@ -26,7 +26,7 @@ _HOME = {
     "CenterCrop": "shardwright.loaders.transform",
     "Loader": "shardwright.loaders.loader",
     "LoaderOptions": "shardwright.loaders.options",
-    "collate": "shardwright.loaders.collate",
+    "collate": "shardwright.loaders.collating",
     "Normalize": "shardwright.loaders.transform",
     "RandomCrop": "shardwright.loaders.transform",
     "RandomResizedCrop": "shardwright.loaders.transform",

@@ -53,11 +53,8 @@ class CroppingReader:
         """
         draws = self._drawing.draws(index)
         boxes, flips = draws.boxes.tolist(), draws.flips.tolist()
-        step = len(index) if self._packed else min(len(index), _GROUP_ROWS)
-        desk = self._desk(step)
-        for start in range(0, len(index), max(1, step)):
-            end = min(start + step, len(index))
-            self._reader.images(index[start:end], desk.buffers(end - start), keep=keep)
+        desk = self._desk(len(index) if self._packed else _GROUP_ROWS)
+        for start, end in self._reader.groups(index, desk.rows, keep=keep):
             for i in range(start, end):
                 self._put(desk, desk.images[i - start], boxes[i], flips[i], out[i])
 
@@ -87,8 +84,8 @@ class CroppingReader:
 class _Desk:
     """Memory of one thread that is taken again and again: new pages cost as much as what is done to them.
 
-    ``images`` as they are stored; one of them resized, and in its ``place`` before it is normalised; ``floats`` for one
-    that is not of float32 then.
+    ``images`` as they are stored, for a reader to put them there by ``rows``; one of them resized, and in its ``place``
+    before it is normalised; ``floats`` for one that is not of float32 then.
     """
 
     def __init__(self, rows: int, image_shape: ImageShape, shape: ImageShape) -> None:
@@ -96,11 +93,7 @@ class _Desk:
         self.images = memory.reshape(rows, *image_shape)
         self.resized, self.place = np.empty(shape, np.uint8), np.empty(shape, np.uint8)
         self.floats = np.empty((shape[0], shape[1] * shape[2]), np.float32)
-        self._rows, self._all = memory, RowBuffers([memory])
-
-    def buffers(self, rows: int) -> RowBuffers:
-        """Places for so many images."""
-        return self._all if rows == len(self._rows) else RowBuffers([self._rows[:rows]])
+        self.rows = RowBuffers([memory])
 
 
 def resizer_of(crop: Crop | None) -> Callable[[Pixels, Pixels], None] | None:

@@ -16,7 +16,7 @@ from shardwright.datasets.reader import Reader
 from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches, RankSampler
-from shardwright.loaders.collate import collate
+from shardwright.loaders.collating import collate
 from shardwright.loaders.cropping import CroppingReader
 from shardwright.loaders.descriptors import descriptor_shortage
 from shardwright.loaders.handover import OnCpu, Weighing, free_shared_bytes, shortage

@@ -8,7 +8,7 @@ import numpy as np
 from shardwright.datasets.base import ShardedDataset
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches
-from shardwright.loaders.collate import collate
+from shardwright.loaders.collating import collate
 from shardwright.loaders.cropping import resizer_of
 from shardwright.loaders.loader import Loader
 from shardwright.loaders.options import LoaderOptions
