@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from shardwright.datasets.layout import Manifest, Shard, Stats, columns_of
 from shardwright.loaders import LoaderOptions, make_loader
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+HOW = ("from the beginning", "resumed", "rank 3 of 8")
 SHARDS, ROWS, SHAPE, CLASSES = 1000, 1280, (4, 4, 3), 1000
 
 
@@ -68,16 +70,29 @@ def write(folder: Path) -> None:
     output.abandon()
 
 
-def first_batch(folder: Path, order: str) -> dict[str, float]:
-    """Seconds from nothing to the first batch of 64, and MB taken meanwhile."""
+def first_batch(folder: Path, order: str, how: str) -> dict[str, float]:
+    """Seconds from nothing to the first batch of 64, and MB taken meanwhile; and of a state its bytes and seconds."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     options = LoaderOptions(shuffle_by=order, workers=2, quiet=True)  # type: ignore[arg-type]
-    loader = make_loader(open_dataset(folder, verify="off"), 64, shuffle=True, options=options)
+    ranks = (3, 8) if how == "rank 3 of 8" else (0, 1)
+    dataset = open_dataset(folder, verify="off")
+    loader = make_loader(dataset, 64, shuffle=True, ranks=ranks, options=options)
+    state = {**loader.state_dict(), "epoch": 3, "batch": len(loader) // 2}
+    seconds = time.perf_counter() - start
+    restoring = time.perf_counter()
+    if how == "resumed":
+        loader.load_state_dict(state)
+    restored = time.perf_counter() - restoring
     iterator = iter(loader)
     next(iterator)
-    seconds = time.perf_counter() - start
-    return {"seconds": seconds, "mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+    seconds += time.perf_counter() - restoring
+    return {
+        "seconds": seconds,
+        "mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "state_bytes": len(json.dumps(state)),
+        "restored_seconds": restored,
+    }
 
 
 def main() -> None:
@@ -86,25 +101,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--order", choices=["exact", "block"], help=argparse.SUPPRESS)
+    parser.add_argument("--how", choices=HOW, default=HOW[0], help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     folder = REPOSITORY / "build" / "bench" / "start"
     if arguments.order:
-        print(json.dumps(first_batch(folder, arguments.order)))
+        print(json.dumps(first_batch(folder, arguments.order, arguments.how)))
         return
     if not (folder / "manifest.json").exists():
         write(folder)
     print(
-        "| first batch of 1.28 million rows in 1,000 shards | s, median | MB beside imports |\n|---|---|---|"
+        "| first batch of 1.28 million rows in 1,000 shards | s, median | MB beside imports "
+        "| bytes of the state | s to restore it |\n|---|---|---|---|---|"
     )
-    for order in ("exact", "block"):
-        command = [sys.executable, "-P", os.path.abspath(__file__), "--order", order]
-        found = [
-            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            for _ in range(arguments.rounds)
-        ]
-        seconds, mb = (sorted(f[key] for f in found)[len(found) // 2] for key in ("seconds", "mb"))
-        print(f"| {order} | {seconds:.2f} | {mb:.0f} |")
+    cases = [(order, how) for order in ("exact", "block") for how in HOW]
+    command = [sys.executable, "-P", os.path.abspath(__file__)]
+    found: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
+    for _ in range(arguments.rounds):  # interleaved: a machine that slows down favours none
+        for order, how in cases:
+            ran = subprocess.run(
+                [*command, "--order", order, "--how", how], check=True, capture_output=True, text=True
+            )
+            found[order, how].append(json.loads(ran.stdout))
+    for (order, how), rounds in found.items():
+        median = {key: statistics.median(f[key] for f in rounds) for key in rounds[0]}
+        restored = f"{median['restored_seconds']:.4f}" if how == "resumed" else ""
+        print(
+            f"| {order}, {how} | {median['seconds']:.2f} | {median['mb']:.0f} "
+            f"| {median['state_bytes']:.0f} | {restored} |"
+        )
 
 
 if __name__ == "__main__":
