@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,7 +92,10 @@ def read_manifest(folder: Path, version: int | None = None) -> Manifest:
         raise UsageError(f"version is {version!r}, expected a whole number, or None for the newest")
     path = folder / ("manifest.json" if version is None else manifest_name(version))
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if stat.S_ISFIFO(status.st_mode):  # to read it would wait for a writer
+            raise FormatError(f"'{path}' is no file")
+        size = status.st_size
         if size > MAX_MANIFEST_BYTES:
             raise FormatError(
                 f"'{path}' has {size} bytes, more than a manifest may have ({MAX_MANIFEST_BYTES})"

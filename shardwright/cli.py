@@ -245,3 +245,30 @@ def versions(out: Path, as_json: bool) -> None:
         show(
             {split: (folders[split], each) for split, each in found.items()}, False, lambda f: of.in_words(*f)
         )
+
+
+@main.command()
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option("--keep", type=int, default=2, show_default=True, help="So many of the newest versions stay.")
+@click.option(
+    "--min-age",
+    default="14d",
+    show_default=True,
+    metavar="AGE",
+    help="Versions that were the newest within that time stay: 14d, 36h, 90m, 30s, or 0.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@AS_JSON
+@DEBUG
+def gc(out: Path, keep: int, min_age: str, dry_run: bool, as_json: bool) -> None:
+    """Remove old versions of the data set OUT, or of each of its splits, and shards that no version needs.
+
+    The newest version always stays. Readers of a version that is removed are told so.
+    """
+    from shardwright.convert import gc as of
+
+    found = of.gc(out, of.GcOptions(keep, of.parse_age(min_age), dry_run))
+    if as_json:
+        show({split: of.as_json(each, dry_run) for split, each in found.items()}, True, list)
+    else:
+        show(found, False, lambda each: of.in_words(each, dry_run))
