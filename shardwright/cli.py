@@ -272,3 +272,28 @@ def gc(out: Path, keep: int, min_age: str, dry_run: bool, as_json: bool) -> None
         show({split: of.as_json(each, dry_run) for split, each in found.items()}, True, list)
     else:
         show(found, False, lambda each: of.in_words(each, dry_run))
+
+
+@main.command()
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option(
+    "--source", type=FOLDER, metavar="SRC", required=True, help="The pictures that OUT was converted from."
+)
+@click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+@AS_JSON
+@DEBUG
+def repair(out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
+    """Make the damaged files of the data set OUT, or of each of its splits, again from the pictures in SRC.
+
+    They get the same bytes as before, or are left as they are, and it is said why. Exit code 1: some are still damaged.
+    """
+    from shardwright.convert import progress
+    from shardwright.convert.repair import repair as mend
+
+    found = mend(out, source, jobs, progress.for_stream())
+    if as_json:
+        show({split: each.as_json() for split, each in found.items()}, True, list)
+    else:
+        show(found, False, lambda each: each.in_words())
+    if any(each.failures for each in found.values()):
+        click.get_current_context().exit(FAILED)
