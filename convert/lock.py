@@ -68,7 +68,7 @@ def sole_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
 def _folder_of_splits(out: Path) -> list[Path]:
     """The folder that a conversion would write to, of which ``out`` is a split; none where there is no such."""
     path = Path(os.path.abspath(out))
-    if path.name not in SPLIT_NAMES or not os.access(path.parent, os.W_OK):
+    if path.name not in SPLIT_NAMES or not os.access(path.parent, os.R_OK | os.W_OK | os.X_OK):
         return []
     return [path.parent] if set(os.listdir(path.parent)) <= {*SPLIT_NAMES, WORK_FOLDER} else []
 

@@ -291,8 +291,9 @@ class Origin:
     def _rejected(self) -> set[str]:
         """Ids of pictures that its report says were rejected, those without a class left out."""
         try:
-            text = (self.folder / report_name(self.manifest.version)).read_text("utf-8")
-            found = [json.loads(line) for line in text.splitlines()]
+            report = self.folder / report_name(self.manifest.version)
+            lines = report.read_text("utf-8").splitlines() if report.is_file() else []
+            found = [json.loads(line) for line in lines]
             return {
                 entry["id"]
                 for entry in found

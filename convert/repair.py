@@ -269,7 +269,7 @@ class _Work:
         for rows in broken.answers:
             if rows.lacking:
                 broken.whys.append(
-                    f"{len(rows.lacking)} of its pictures are missing or changed in '{self._pictures.root}': "
+                    f"pictures that are missing or changed in '{self._pictures.root}' ({len(rows.lacking)}): "
                     f"{_named(rows.lacking)}"
                 )
             elif rows not in broken.tried:
@@ -306,7 +306,7 @@ def _why_other_bytes(broken: _Broken, record: ShardRecord) -> str:
     reasons = []
     if rejected := [f for f in record.findings if f.verdict == "rejected"]:
         first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:_NAMED])
-        reasons.append(f"{len(rejected)} of its pictures cannot be taken any more ({first})")
+        reasons.append(f"pictures that cannot be taken any more ({len(rejected)}): {first}")
     if broken.origin is not None:
         if changed := broken.origin.changed_since(broken.tried[-1].paths):
             reasons.append(f"pictures were changed since: {_named(changed)}")

@@ -33,7 +33,7 @@ class Version:
     missing
         Files that are not there in their size: with none it is whole, byte for byte if `verify` says so.
     error
-        Why its manifest cannot be read; empty where it can.
+        Why its own manifest cannot be read; empty where it can. Of the newest the rest is then from ``manifest.json``.
     """
 
     version: int
@@ -62,21 +62,23 @@ def versions(folder: Path) -> list[Version]:
         There is no data set, or its newest manifest cannot be read.
     """
     newest = read_manifest(folder)
-    read: dict[int, Manifest | FormatError] = {newest.version: newest}
-    for version in versions_of(folder):
+    read: dict[int, Manifest | None] = {}
+    errors: dict[int, str] = {}
+    for version in sorted({*versions_of(folder), newest.version}):
         try:
-            read.setdefault(version, read_manifest(folder, version))
+            read[version] = read_manifest(folder, version)
         except FormatError as error:
-            read.setdefault(version, error)
-    manifests = [found for found in read.values() if isinstance(found, Manifest)]
+            read[version], errors[version] = None, str(error)
+    read[newest.version] = newest
+    manifests = [manifest for manifest in read.values() if manifest is not None]
     needed = Counter(file.name for m in manifests for shard in m.shards for file in shard.files)
     all_known = len(manifests) == len(read)
     sizes: dict[str, int | None] = {}
     found = []
     for version, manifest in sorted(read.items()):
         made = _made(folder / manifest_name(version))
-        if isinstance(manifest, FormatError):
-            found.append(Version(version, False, made, error=str(manifest)))
+        if manifest is None:
+            found.append(Version(version, False, made, error=errors[version]))
             continue
         files = [file for shard in manifest.shards for file in shard.files]
         for file in files:
@@ -93,6 +95,7 @@ def versions(folder: Path) -> list[Version]:
                 bytes=manifest.bytes,
                 own_bytes=sum(f.bytes for f in files if needed[f.name] == 1) if all_known else None,
                 missing=tuple(f.name for f in files if sizes[f.name] != f.bytes),
+                error=errors.get(version, ""),
             )
         )
     return found
@@ -115,13 +118,15 @@ def in_words(folder: Path, found: list[Version]) -> list[str]:
     for v in found:
         made = v.made.replace("+00:00", "Z") if v.made else "unknown"
         start = f"  {v.version:7d}  {made:<20} "
-        if v.error:
+        if v.rows is None:
             lines.append(f"{start}{v.error}")
             continue
         own = "unknown" if v.own_bytes is None else f"{v.own_bytes / 1e6:.1f}"
         state = ["newest"] * v.newest
         if v.missing:
             state.append(f"{len(v.missing)} files missing or of another size, such as '{v.missing[0]}'")
+        if v.error:
+            state.append(v.error)
         lines.append(
             f"{start}{v.rows:9d}  {v.storage:<7} {v.shards:7d} {(v.bytes or 0) / 1e6:10.1f} {own:>10}"
             f"  {', '.join(state)}".rstrip()

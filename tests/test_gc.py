@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from building import Built, build, publish_next
-from drawing import put
+from drawing import png, put
 from test_one_writer import everything as with_lock
 
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert
 from shardwright.convert import gc as of
 from shardwright.convert.gc import GcOptions, gc, parse_age
 from shardwright.convert.lock import one_writer
@@ -24,7 +25,7 @@ from shardwright.convert.verify import verify
 from shardwright.convert.versions import versions
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Storage
-from shardwright.datasets.manifest import read_manifest, versions_of
+from shardwright.datasets.manifest import versions_of
 from shardwright.errors import FormatError, LockedError, OutputError, UsageError
 
 Command = Callable[..., Any]
@@ -436,15 +437,18 @@ def test_a_reader_has_the_least_age_from_when_its_version_was_the_newest(tmp_pat
     assert len(reader.read_batch(range(50))) == 50
 
 
-def test_numbers_are_not_given_again(four: Built) -> None:
-    gc(four.folder, GcOptions(1, 0))
-    assert publish_next(four_as_newest(four), keep=0).version == 5
-    assert read_manifest(four.folder).version == 5
-
-
-def four_as_newest(built: Built) -> Built:
-    manifest = read_manifest(built.folder)
-    last = manifest.shards[-1]
-    for file in last.files:  # publish_next copies from the names of version 1
-        shutil.copy(built.folder / file.name, built.folder / file.name.replace("/000004-", "/000001-"))
-    return built
+def test_conversions_before_and_after_it(here: None, tmp_path: Path, storage: Storage) -> None:
+    """What is up to date stays so, and numbers are not given again."""
+    options = ConvertOptions(pixels=PixelOptions(size=8), store=StoreOptions(storage), jobs=1)
+    source, out = tmp_path / "source", tmp_path / "out"
+    for version in range(1, 4):
+        put(source, {f"class{version % 2}/{version}.png": png(version)})
+        convert(source, out, options)
+    assert gc(out, GcOptions(1, 0))[""].versions == (1, 2)
+    assert not convert(source, out, options)[0].made
+    put(source, {"class0/new.png": png(9)})
+    (done,) = convert(source, out, options)
+    assert done.manifest.version == 4
+    assert done.changes is not None
+    assert done.changes.added == ("class0/new.png",)
+    assert_versions_are_whole(out)

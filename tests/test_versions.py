@@ -95,9 +95,13 @@ def test_a_version_that_cannot_be_read(two: Built, command: Command) -> None:
     assert command("versions", two.folder).code == 1
 
 
-def test_a_version_without_its_own_manifest(two: Built) -> None:
+def test_a_version_without_its_own_manifest(two: Built, command: Command) -> None:
     (two.folder / "manifest-000002.json").unlink()
-    assert [(v.version, v.made is None) for v in versions(two.folder)] == [(1, False), (2, True)]
+    first, second = versions(two.folder)
+    assert (first.made is None, second.made is None) == (False, True)
+    assert (second.newest, second.rows, second.whole, second.missing) == (True, 30, False, ())
+    assert "has no version 2, it has 1" in second.error  # as workers that start later would find it
+    assert "newest, '" in command("versions", two.folder).out
 
 
 def test_splits(tmp_path: Path, command: Command) -> None:
