@@ -3,6 +3,7 @@
 What is found is a guess until the shard is made again: its SHA-256 in the manifest decides.
 """
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -24,6 +25,8 @@ from shardwright.datasets.layout import Manifest, id_to_path, manifest_name, pat
 from shardwright.datasets.shards import finished_shard
 from shardwright.errors import ShardError, SourceError, UsageError
 
+#: A column of a shard is read in milliseconds.
+PATIENCE_SECONDS = 5.0
 _READ_TOGETHER = 256
 
 
@@ -36,23 +39,35 @@ class Remembered:
     digests: tuple[bytes, ...] | None
 
 
-def remember(folder: Path, manifest: Manifest, shard: int) -> Remembered:
-    """Read what is left of a damaged shard. HDF5 may end the process over it: call it in one that may be lost."""
-    damaged = finished_shard(folder, manifest, shard)
-
-    def read(column: Callable[[], Any]) -> Any:
-        try:
-            return column().tolist()
-        except Exception:  # whatever HDF5 or NumPy make of it
-            return None
-
-    digests = read(lambda: damaged.column("source_sha256"))
-    ids, labels = read(lambda: damaged.column("id")), read(damaged.labels)
+def remembered(read: Callable[[str], list[Any] | None]) -> Remembered:
+    """What is left of a damaged shard, where ``read`` gives a column of it, or None."""
+    digests, labels, ids = read("source_sha256"), read("label"), read("id")
     return Remembered(
         None if ids is None or not all(isinstance(id, str) for id in ids) else tuple(ids),
         None if labels is None else tuple(labels),
         None if digests is None else tuple(map(bytes, digests)),
     )
+
+
+def column_of_damaged(folder: Path, manifest: Manifest, shard: int, name: str) -> list[Any] | None:
+    """Read a column of a damaged shard; None where it cannot be read.
+
+    HDF5 may crash over it, or go round in circles: to be called in a process that may be lost, which this ends when
+    it takes too long.
+    """
+    damaged = finished_shard(folder, manifest, shard)
+    with open(os.devnull, "w") as nowhere:
+        # Its thread needs no lock of the interpreter, which HDF5 may be holding.
+        faulthandler.dump_traceback_later(
+            PATIENCE_SECONDS + damaged.shard.rows / 10_000, exit=True, file=nowhere
+        )
+        try:
+            values: list[Any] = (damaged.labels() if name == "label" else damaged.column(name)).tolist()
+            return values
+        except Exception:  # whatever HDF5 or NumPy make of it
+            return None
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ what comes of it is right, or nothing comes of it. The version stays what it was
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardwright.convert.lock import sole_writer
-from shardwright.convert.origin import Origin, Pictures, Remembered, Rows, remember
+from shardwright.convert.origin import Origin, Pictures, Rows, column_of_damaged, remembered
 from shardwright.convert.output import Output, check_paths, refuse_links
 from shardwright.convert.plan import differences
 from shardwright.convert.progress import ProgressMaker, Silent
@@ -159,7 +158,7 @@ class _Work:
     ) -> None:
         self._folder, self._manifest, self._pictures = folder, manifest, pictures
         self._output = Output(folder)
-        self._repaired: list[str] = []
+        self._repaired: set[str] = set()
         self._origins: dict[int, Origin] = {}
         self._broken = [
             _Broken(number, [d.file for d in damage if d.shard == number])
@@ -172,7 +171,9 @@ class _Work:
             for b in self._broken
             if b.files
         )
-        return Repair(self._folder, self._manifest, _files(self._manifest), tuple(self._repaired), failures)
+        names = [file.name for shard in self._manifest.shards for file in shard.files]
+        repaired = tuple(name for name in names if name in self._repaired)  # workers end in any order
+        return Repair(self._folder, self._manifest, len(names), repaired, failures)
 
     def do(self, workers: Workers, progress: ProgressMaker) -> None:
         """Try one answer to what the rows were after the other, all damaged shards at a time."""
@@ -230,10 +231,14 @@ class _Work:
             raise UsageError(
                 "the manifest's options do not give a shard of so many rows: another program made it"
             )
-        left = Remembered(None, None, None)
-        with suppress(ShardwrightError):  # the process died of it
-            left = workers.call(remember, self._folder, self._manifest, broken.number)
-        broken.answers = broken.origin.answers(broken.made_as, shard.rows, left)
+
+        def read(name: str) -> list[Any] | None:
+            try:
+                return workers.call(column_of_damaged, self._folder, self._manifest, broken.number, name)
+            except ShardwrightError:  # the process died of it
+                return None
+
+        broken.answers = broken.origin.answers(broken.made_as, shard.rows, remembered(read))
 
     def _origin(self, version: int) -> Origin:
         if version not in self._origins:
@@ -296,7 +301,7 @@ class _Work:
                 path.unlink(missing_ok=True)
         if right:
             still = {d.file for d in damaged_files(self._folder, self._manifest, [broken.number])}
-            self._repaired += [file.name for file in right if file not in still]
+            self._repaired |= {file.name for file in right if file not in still}
             broken.files = [file for file in broken.files if file in still]
         if broken.files:
             broken.whys.append(_why_other_bytes(broken, record))

@@ -199,6 +199,23 @@ def test_an_unlucky_id_in_hdf5(here: None, source: Path, tmp_path: Path) -> None
         assert everything(tmp_path / "out") == before
 
 
+def test_hdf5_that_goes_round_in_circles(out: Path, python: Callable[..., Any]) -> None:
+    """It ends the process that reads, while it holds the interpreter's lock."""
+    code = """
+import ctypes, sys
+from pathlib import Path
+from shardwright.convert import origin
+from shardwright.datasets import shards
+from shardwright.datasets.manifest import read_manifest
+origin.PATIENCE_SECONDS = 0.2
+shards.H5Shard.column = shards.NpyShard.column = lambda *_: ctypes.PyDLL(None).sleep(60)
+folder = Path(sys.argv[1])
+origin.column_of_damaged(folder, read_manifest(folder), 1, "id")
+"""
+    ran = python(code, str(out))
+    assert (ran.returncode, ran.stderr) == (1, "")
+
+
 def test_splits_and_one_of_them(here: None, tmp_path: Path, storage: Storage, command: Command) -> None:
     for split in ("train", "val"):
         draw(tmp_path / "source" / split)
