@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -190,12 +190,16 @@ class Origin:
         left
             What it still says itself.
         """
-        if left.ids is not None:
-            yield self._by_id(left.ids, left)
-        for ids in self._planned(number, rows):
-            yield self._by_id(ids, left)
+        # Damaged HDF5 may also read as something else without a word, where its damage hides a chunk or a checksum.
+        without_labels = replace(left, labels=None)
+        for believed in dict.fromkeys((left, without_labels, replace(without_labels, digests=None))):
+            if believed.ids is not None:
+                yield self._by_id(believed.ids, believed)
+            for ids in self._planned(number, rows):
+                yield self._by_id(ids, believed)
         if left.digests is not None:
-            yield from self._by_content(left.ids, left.digests, left)
+            for believed in dict.fromkeys((left, without_labels)):
+                yield from self._by_content(left.ids, left.digests, believed)
 
     def _by_id(self, ids: Sequence[str], left: Remembered) -> Rows:
         """Each picture where its id says that it lay."""

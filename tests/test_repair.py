@@ -199,6 +199,26 @@ def test_an_unlucky_id_in_hdf5(here: None, source: Path, tmp_path: Path) -> None
         assert everything(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("column", ["label", "source_sha256"])
+def test_a_column_that_reads_as_zeros(
+    out: Path, source: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """As HDF5 reads a chunk that its damaged index does not name: nothing that a damaged shard says is believed."""
+    from shardwright.convert import repair as module
+
+    before = everything(out)
+    real = module.column_of_damaged
+
+    def zeros(folder: Path, manifest: Manifest, shard: int, name: str) -> Any:
+        found = real(folder, manifest, shard, name)
+        return [[0] * 32 if name == "source_sha256" else 0 for _ in found or ()] if name == column else found
+
+    monkeypatch.setattr(module, "column_of_damaged", zeros)
+    flip_pixel(out, 1)
+    assert only(repair(out, source)).failures == ()
+    assert everything(out) == before
+
+
 def test_hdf5_that_goes_round_in_circles(out: Path, python: Callable[..., Any]) -> None:
     """It ends the process that reads, while it holds the interpreter's lock."""
     code = """
