@@ -64,9 +64,9 @@ typing:
 test-interop: $(READY) ## Other readers on our shards, training frameworks over our loader; in environments of their own
 	$(BIN)/pytest -m interop --timeout 900
 
-soak: $(READY) ## Thousands of damaged files, and a thousand kills of a conversion; takes an hour
+soak: $(READY) ## Thousands of damaged files, and thousands of kills; takes more than an hour
 	$(BIN)/pytest tests/test_fuzz.py --hypothesis-profile soak --timeout 7200
-	$(BIN)/pytest tests/test_resume.py -k random_instants --kills 500 --timeout 7200
+	$(BIN)/pytest tests/test_resume.py tests/test_gc.py tests/test_repair.py -k random_instants --kills 500 --timeout 7200
 
 bench-load: $(READY) ## Measure the loader against bare reads, h5py, and FFCV after `make ffcv`
 	$(BIN)/python benchmarks/load.py

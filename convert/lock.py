@@ -5,11 +5,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from shardwright.datasets.layout import SHARDS_FOLDER, WORK_FOLDER
+from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
 from shardwright.errors import LockedError, OutputError
 
 
@@ -51,6 +51,26 @@ def one_writer(out: Path) -> Iterator[None]:
                 with suppress(OSError):  # not empty
                     folder.rmdir()
         os.close(fd)
+
+
+@contextmanager
+def sole_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
+    """Hold ``out`` and its ``splits`` against every writer: also one of a split alone, or of all splits beside ``out``.
+
+    Raises as `one_writer` does.
+    """
+    with ExitStack() as held:
+        for folder in (*_folder_of_splits(out), out, *(out / split for split in splits)):
+            held.enter_context(one_writer(folder))
+        yield
+
+
+def _folder_of_splits(out: Path) -> list[Path]:
+    """The folder that a conversion would write to, of which ``out`` is a split; none where there is no such."""
+    path = Path(os.path.abspath(out))
+    if path.name not in SPLIT_NAMES or not os.access(path.parent, os.R_OK | os.W_OK | os.X_OK):
+        return []
+    return [path.parent] if set(os.listdir(path.parent)) <= {*SPLIT_NAMES, WORK_FOLDER} else []
 
 
 def _locked(path: Path) -> int:

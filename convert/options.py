@@ -1,6 +1,7 @@
 """What a conversion may be told, in small frozen dataclasses that check themselves."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -149,3 +150,27 @@ class ConvertOptions:
             "seed": self.seed,
             "class_map": "folders" if self.classes is None else "given",
         }
+
+    @classmethod
+    def from_recorded(cls, found: Mapping[str, Any]) -> "ConvertOptions":
+        """The options that `recorded` wrote into a manifest, which may be of an older version, or of anybody.
+
+        Raises
+        ------
+        UsageError
+            Pictures were decoded in another way, an option is unknown here, or a value is none.
+        """
+        if (path := found.get("pixel_path")) != PIXEL_PATH:
+            raise UsageError(f"its pictures were decoded by {path!r}, here they are by {PIXEL_PATH!r}")
+        default = {**cls().recorded(), "bits": 0, "shard_mib": 0.0}
+        if unknown := sorted(map(str, found.keys() - default.keys())):
+            raise UsageError(
+                f"it was made with options that are unknown here ({', '.join(unknown)}): install a newer shardwright"
+            )
+        for key, value in found.items():
+            kinds = (int, float) if type(default[key]) is float else (type(default[key]),)
+            if type(value) not in kinds and not (value is None and key in ("bits", "shard_mib")):
+                raise UsageError(f"its option {key} is {value!r}")
+        pixels = {f.name: found[f.name] for f in fields(PixelOptions) if f.name in found}
+        store = {f.name: found[f.name] for f in fields(StoreOptions) if f.name in found}
+        return cls(PixelOptions(**pixels), StoreOptions(**store), found.get("seed", 0))

@@ -74,12 +74,23 @@ def check_output(out: Path, splits: Sequence[str]) -> None:
         _check_data_set(out / split, set(os.listdir(out / split)))
 
 
-def _check_data_set(folder: Path, names: set[str]) -> None:
+def refuse_links(folder: Path) -> None:
+    """Refuse a data set whose own folders are links.
+
+    Raises
+    ------
+    OutputError
+        One of them is.
+    """
     for name in (SHARDS_FOLDER, WORK_FOLDER):
         if (folder / name).is_symlink():
             raise OutputError(
                 f"'{folder / name}' is a link: what is written there would be another's. Nothing was changed"
             )
+
+
+def _check_data_set(folder: Path, names: set[str]) -> None:
+    refuse_links(folder)
     ours = {"manifest.json", SHARDS_FOLDER, WORK_FOLDER}
     foreign = sorted(name for name in names - ours if not name.startswith(_OURS))
     if names and WORK_FOLDER not in names and "manifest.json" not in names:

@@ -35,6 +35,10 @@ class Unfinished:
         self._folder = folder
         self._run = folder / WORK_FOLDER / "run"
 
+    def is_there(self) -> bool:
+        """Whether there is anything of an unfinished conversion, readable or not."""
+        return os.path.lexists(self._run)
+
     def request(self) -> Request | None:
         """What it was asked for; None where there is no unfinished conversion."""
         found: Request = _read(self._run / _REQUEST)

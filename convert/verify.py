@@ -1,7 +1,10 @@
 """Whether a data set is what its manifest says: quickly by sizes and hashes, or chunk by chunk."""
 
+import errno
+import os
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.store import shard_file
 from shardwright.datasets import codecs
 from shardwright.datasets.files import read_into
-from shardwright.datasets.layout import Manifest
+from shardwright.datasets.layout import Manifest, Shard, ShardFile
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.shards import FinishedShard, finished_shard
 from shardwright.errors import ShardError
@@ -35,7 +38,10 @@ class Verification:
         checked = "every chunk and row" if self.full else "sizes and hashes"
         if not self.damage:
             return [f"{what}: {checked} are right"]
-        return [f"{what}: damaged", *(f"  {place}" for place in self.damage)]
+        cure = (
+            f"  `shardwright repair '{self.folder}' --source SRC` makes damaged files again from the pictures"
+        )
+        return [f"{what}: damaged", *(f"  {place}" for place in self.damage), cure]
 
 
 def verify(folder: Path, *, full: bool = False, progress: ProgressMaker = Silent) -> Verification:
@@ -59,23 +65,56 @@ def verify(folder: Path, *, full: bool = False, progress: ProgressMaker = Silent
     return Verification(folder, manifest, full, tuple(damage))
 
 
-def _damage(shard: FinishedShard, full: bool) -> Iterator[str]:
-    sound = complete = True
-    for expected in shard.shard.files:
-        path = shard.folder / expected.name
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file of a shard that is not what its manifest says: ``why`` in words; ``complete`` if it has its size."""
+
+    shard: int
+    file: ShardFile
+    why: str
+    complete: bool
+
+
+def damaged_files(
+    folder: Path, manifest: Manifest, shards: Iterable[int], progress: ProgressMaker = Silent
+) -> list[DamagedFile]:
+    """The files of some shards whose size or SHA-256 is another than the manifest's, in order. Hashes in threads."""
+    numbers = list(shards)
+    with progress("verify", len(numbers), "shards") as bar, ThreadPoolExecutor(joblib.cpu_count()) as pool:
+        damaged: list[DamagedFile] = []
+        for found in pool.map(lambda n: list(_damaged_files(folder, n, manifest.shards[n])), numbers):
+            damaged += found
+            bar.update(1)
+    return damaged
+
+
+def _damaged_files(folder: Path, number: int, shard: Shard) -> Iterator[DamagedFile]:
+    for expected in shard.files:
+        path = folder / expected.name
         try:
-            found = shard_file(path, expected.name)
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                yield DamagedFile(
+                    number, expected, f"'{path}' is a link, and a shard is a file of its own", False
+                )
+            elif stat.S_ISDIR(status.st_mode):
+                yield DamagedFile(number, expected, f"'{path}': {os.strerror(errno.EISDIR)}", False)
+            elif not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for a writer
+                yield DamagedFile(number, expected, f"'{path}' is no plain file", False)
+            elif status.st_size != expected.bytes:
+                why = f"'{path}' has {status.st_size} bytes, expected {expected.bytes}"
+                yield DamagedFile(number, expected, why, False)
+            elif shard_file(path, expected.name) != expected:
+                yield DamagedFile(number, expected, f"'{path}': wrong SHA-256", True)
         except OSError as error:
-            complete = False
-            yield f"'{path}': {error.strerror}"
-            continue
-        if found.bytes != expected.bytes:
-            complete = False
-            yield f"'{path}' has {found.bytes} bytes, expected {expected.bytes}"
-        elif found.sha256 != expected.sha256:
-            sound = False
-            yield f"'{path}': wrong SHA-256"
-    if complete and (full or not sound):  # where a hash is wrong, say which rows it costs
+            yield DamagedFile(number, expected, f"'{path}': {error.strerror}", False)
+
+
+def _damage(shard: FinishedShard, full: bool) -> Iterator[str]:
+    damaged = list(_damaged_files(shard.folder, 0, shard.shard))
+    yield from (file.why for file in damaged)
+    complete = all(file.complete for file in damaged)
+    if complete and (full or damaged):  # where a hash is wrong, say which rows it costs
         try:
             yield from _damaged_rows(shard)
         except ShardError as error:

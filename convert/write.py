@@ -32,7 +32,8 @@ class ShardTask:
 
     ``paths`` are relative to ``root``; ``partial`` is where to write, a path without ending; ``stem`` is
     what the files will be called without theirs. ``poison`` are the paths at which a process died: they are
-    rejected unseen.
+    rejected unseen. ``planned_rows`` are the rows that the shard was planned with, if some of its pictures are
+    known to be rejected and left out of ``paths``: the bytes depend on it.
     """
 
     number: int
@@ -44,6 +45,12 @@ class ShardTask:
     labels: tuple[int, ...]
     options: ConvertOptions
     poison: frozenset[str] = frozenset()
+    planned_rows: int | None = None
+
+    @property
+    def planned(self) -> int:
+        """Rows that the shard has if no picture is rejected."""
+        return self.planned_rows or len(self.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
             "ignore"
         )  # Pillow's, on broken EXIF and the like, would be lines without a file
         try:
-            writer = shard_writer(task.partial, len(task.paths), task.options.image_shape, task.options.store)
+            writer = shard_writer(task.partial, task.planned, task.options.image_shape, task.options.store)
             try:
                 return _write(task, writer)
             except BaseException:
@@ -110,9 +117,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
 def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
     rows = _Rows(task.options.image_shape)
     findings: list[Finding] = []
-    chunk = np.zeros(
-        (min(task.options.store.chunk_rows, len(task.paths)), *task.options.image_shape), np.uint8
-    )
+    chunk = np.zeros((min(task.options.store.chunk_rows, task.planned), *task.options.image_shape), np.uint8)
     filled = 0
     for path, id, label in zip(task.paths, task.ids, task.labels, strict=True):
         data = b""

@@ -134,4 +134,4 @@ def will_need(fd: int, offset: int, size: int) -> None:
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-CURE = "`shardwright verify` lists all that is damaged; restore the file or convert again"
+CURE = "`shardwright verify` lists all that is damaged, `shardwright repair` makes it again from the pictures"

@@ -13,6 +13,7 @@ Readers believe the manifest alone. ``docs/format.md`` says the same for people 
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -25,6 +26,7 @@ __all__ = [
     "FORMAT",
     "FORMAT_VERSION",
     "SHARDS_FOLDER",
+    "SHARD_NAME",
     "SPLIT_NAMES",
     "WORK_FOLDER",
     "Column",
@@ -45,6 +47,8 @@ FORMAT_VERSION = 1
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
 WORK_FOLDER = ".shardwright"
 SHARDS_FOLDER = "shards"
+#: Path of a shard file that a conversion made, relative to the data set; its version and number are groups.
+SHARD_NAME = re.compile(rf"{SHARDS_FOLDER}/(\d{{6,}})-(\d{{5,}})(\.h5|\.\w{{1,64}}\.npy)", re.ASCII)
 
 Storage = Literal["hdf5", "npy"]
 #: kind -> dtype on disk of a column of that kind. ``utf8`` is variable-length UTF-8 in HDF5, fixed-width

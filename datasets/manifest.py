@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from shardwright.datasets.layout import (
     columns_of,
     manifest_name,
 )
-from shardwright.errors import FormatError, UsageError
+from shardwright.errors import FormatError, ShardError, UsageError
 
 SUPPORTED_NEEDS: frozenset[str] = frozenset()
 MAX_MANIFEST_BYTES = 1 << 30
@@ -49,6 +50,34 @@ def splits_of(folder: Path) -> list[str]:
     return [name for name in SPLIT_NAMES if (folder / name / "manifest.json").is_file()]
 
 
+def data_sets_in(out: Path) -> dict[str, Path]:
+    """Split -> folder of its data set; '' for a folder that is one itself, or none."""
+    if (out / "manifest.json").exists():
+        return {"": out}
+    return {split: out / split for split in splits_of(out)} or {"": out}
+
+
+def why_removed(folder: Path, version: int) -> str | None:
+    """That ``version`` was there and is no more, and what to do; None where it is there, or never was."""
+    try:
+        versions = versions_of(folder)
+    except OSError:
+        return None
+    if version in versions or not 1 <= version < max(versions, default=0):
+        return None
+    return (
+        f"'{folder}' has no version {version}, it has {', '.join(map(str, versions))}: version {version} was removed, "
+        "as `shardwright gc` does. Open the newest; --keep and --min-age of gc say how long a version stays"
+    )
+
+
+def if_removed(error: ShardError, folder: Path, version: int) -> ShardError:
+    """``error``; or one that says it, if its file is missing because its version was removed."""
+    if not isinstance(error.__cause__, FileNotFoundError) or (why := why_removed(folder, version)) is None:
+        return error
+    return ShardError(f"cannot open '{error.__cause__.filename}': {why}")
+
+
 def read_manifest(folder: Path, version: int | None = None) -> Manifest:
     """Read and check the manifest of ``folder``: the newest, or that of one version.
 
@@ -63,7 +92,10 @@ def read_manifest(folder: Path, version: int | None = None) -> Manifest:
         raise UsageError(f"version is {version!r}, expected a whole number, or None for the newest")
     path = folder / ("manifest.json" if version is None else manifest_name(version))
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if stat.S_ISFIFO(status.st_mode):  # to read it would wait for a writer
+            raise FormatError(f"'{path}' is no file")
+        size = status.st_size
         if size > MAX_MANIFEST_BYTES:
             raise FormatError(
                 f"'{path}' has {size} bytes, more than a manifest may have ({MAX_MANIFEST_BYTES})"
@@ -121,6 +153,8 @@ def _why_missing(folder: Path, version: int | None) -> str:
             f"'{folder / split}'" for split in splits
         )
     if version is not None and (versions := versions_of(folder)):
+        if removed := why_removed(folder, version):
+            return removed
         return f"'{folder}' has no version {version}, it has {', '.join(map(str, versions))}"
     return f"no data set at '{folder}': it holds no manifest.json. `shardwright convert SRC '{folder}'` makes one"
 

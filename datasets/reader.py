@@ -21,6 +21,7 @@ from shardwright.datasets.aio import ReadList
 from shardwright.datasets.buffers import Pixels, RowBuffers, aligned
 from shardwright.datasets.files import CURE, FileCache, is_cached, read_into, will_need
 from shardwright.datasets.layout import Manifest
+from shardwright.datasets.manifest import if_removed
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.datasets.shards import FinishedShard, finished_shard
 from shardwright.errors import FormatError, ShardError, UsageError
@@ -207,18 +208,24 @@ class Reader:
         self._image_file[number] = self.folder / index.file.name, index.file.bytes
         self._codec[number] = index.codec
         if len(self._held) <= self._files.limit:
-            self._held[number] = self._files.acquire(number, *self._file(number))
+            self._held[number] = self._acquire(number)
         self._label[slots], self._crc[slots] = opened.labels, opened.crc32
         self._opened[number] = True  # last: other threads look at nothing but this
 
     @contextmanager
     def _image(self, shard: int) -> Iterator[int]:
         """A file descriptor of the file that holds the images of ``shard``."""
-        fd = self._files.acquire(shard, *self._file(shard))
+        fd = self._acquire(shard)
         try:
             yield fd
         finally:
             self._files.release(shard)
+
+    def _acquire(self, shard: int) -> int:
+        try:
+            return self._files.acquire(shard, *self._file(shard))
+        except ShardError as error:
+            raise if_removed(error, self.folder, self.manifest.version) from error.__cause__
 
     def _file(self, shard: int) -> tuple[Path, int]:
         file = self._image_file[shard]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shardwright.datasets.codecs import CHECKSUM_BYTES
 from shardwright.datasets.files import CURE, open_checked
 from shardwright.datasets.layout import COLUMN_KINDS, Column, Manifest, Shard, ShardFile
+from shardwright.datasets.manifest import if_removed
 from shardwright.errors import ShardError
 
 #: HDF5's numbers of the filters that a shard may use.
@@ -59,7 +60,7 @@ class FinishedShard(ABC):
     """A shard as ``manifest`` describes it. Nothing stays open between two calls."""
 
     def __init__(self, folder: Path, manifest: Manifest, number: int) -> None:
-        self.folder = folder
+        self.folder, self.version = folder, manifest.version
         self.shard: Shard = manifest.shards[number]
         self.columns = {column.name: column for column in manifest.columns}
         self.image = next(column for column in manifest.columns if column.kind == "image")
@@ -97,7 +98,10 @@ class FinishedShard(ABC):
             os.path.realpath(self.folder), os.path.dirname(file.name)
         ):
             raise ShardError(f"'{path.parent}' is a link out of the data set: refused. Put the files there")
-        return open_checked(path, file.bytes)
+        try:
+            return open_checked(path, file.bytes)
+        except ShardError as error:
+            raise if_removed(error, self.folder, self.version) from error.__cause__
 
     def _expect(self, what: str, found: object, expected: object, path: Path) -> None:
         if found != expected:

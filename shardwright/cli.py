@@ -1,13 +1,6 @@
 """The command line: parse, one call, print, exit code. Rooms are imported inside their commands."""
 
-import json
 import os
-import signal
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,99 +9,20 @@ import click
 
 from shardwright import __version__
 from shardwright.errors import ShardwrightError
-
-FAILED, WITH_REJECTS, INTERRUPTED, TERMINATED = 1, 3, 130, 143
-# More files are never open at once, and a program that closes all it may have would be slow.
-MOST_OPEN_FILES = 1 << 16
-
-
-class _Group(click.Group):
-    """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        ctx.obj = {"debug": False}
-        try:
-            with _terminable():
-                return super().invoke(ctx)
-        except (ShardwrightError, OSError) as error:
-            if isinstance(error, BrokenPipeError):  # the reader of our output had enough
-                raise
-            if ctx.obj["debug"]:
-                traceback.print_exc()
-            click.echo(f"shardwright: {_printable(str(error))}", err=True)
-            ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
-        except (KeyboardInterrupt, _Terminated) as error:
-            terminated = isinstance(error, _Terminated)
-            what = "terminated" if terminated else "interrupted"
-            how = (
-                "; the same command goes on where this one was" if ctx.invoked_subcommand == "convert" else ""
-            )
-            click.echo(f"shardwright: {what}{how}", err=True)
-            ctx.exit(TERMINATED if terminated else INTERRUPTED)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came; by default it would end the process with its workers alive and its files in place."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise `_Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; cleaning up is not to be cut short
-        raise _Terminated
-
-    def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # else it is ignored, as in the background
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    except (KeyboardInterrupt, _Terminated):
-        raise  # the process is about to end, and is not to be disturbed again: nothing is restored
-    except BaseException:
-        _restore(before)
-        raise
-    _restore(before)
-
-
-def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def _printable(text: str) -> str:
-    """``text`` in one line that any terminal or log takes."""
-    encoding = sys.stderr.encoding or "ascii"
-    flat = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
-    return flat.encode(encoding, "backslashreplace").decode(encoding)
-
-
-_folder = click.Path(path_type=Path)
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
-)
-_debug = click.option(
-    "--debug",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda ctx, _, value: ctx.obj.update(debug=value),
-    help="Show a traceback with an error.",
+from shardwright.group import (
+    AS_JSON,
+    DEBUG,
+    FAILED,
+    FOLDER,
+    WITH_REJECTS,
+    Group,
+    allow_open_files,
+    printable,
+    show,
 )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="shardwright")
 def main() -> None:
     """Trees of JPEGs to plain HDF5 or .npy shards, once; and training from them at memory speed."""
@@ -116,23 +30,12 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     if os.name != "posix":  # os.preadv, flock, rename over open files, fsync of folders
         raise ShardwrightError("it runs on Linux and macOS: this system has not the file calls that it needs")
-    _allow_open_files()
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files as far as the system lets a user: a library does not, a command may."""
-    import resource  # not on Windows, where it is to be said that this does not run
-
-    with suppress(OSError, ValueError):  # macOS allows less than it says
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-        if soft != resource.RLIM_INFINITY and soft < most:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    allow_open_files()
 
 
 @main.command()
-@click.argument("source", type=_folder, metavar="SRC")
-@click.argument("out", type=_folder, metavar="OUT")
+@click.argument("source", type=FOLDER, metavar="SRC")
+@click.argument("out", type=FOLDER, metavar="OUT")
 @click.option("--format", type=click.Choice(["hdf5", "npy"]), default="hdf5", show_default=True)
 @click.option("--size", type=int, default=256, show_default=True, help="Height and width in pixels.")
 @click.option(
@@ -190,7 +93,7 @@ def _allow_open_files() -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation of all rows.")
 @click.option(
     "--classes",
-    type=_folder,
+    type=FOLDER,
     metavar="FILE",
     help="A class map to use: one name a line; or a data set, for its.",
 )
@@ -208,8 +111,8 @@ def _allow_open_files() -> None:
     help="Leave pictures that were changed within the last SECONDS for the next run.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done: counts, bytes, about how long.")
-@_json
-@_debug
+@AS_JSON
+@DEBUG
 def convert(
     source: Path,
     out: Path,
@@ -256,45 +159,47 @@ def convert(
     )
     if dry_run:
         found = run.dry_run(source, out, wanted, progress.for_stream())
-        _print(found, as_json, summary.foreseen_in_words)
+        show(found, as_json, summary.foreseen_in_words)
         return
     done = {c.split: c for c in run.convert(source, out, wanted, progress.for_stream())}
     if as_json:
-        _print({split: summary.as_json(c) for split, c in done.items()}, True, list)
+        show({split: summary.as_json(c) for split, c in done.items()}, True, list)
     else:
-        _print(done, False, summary.in_words)
+        show(done, False, summary.in_words)
     if any(c.rejected and c.made for c in done.values()):
         click.get_current_context().exit(WITH_REJECTS)
 
 
 @main.command()
-@click.argument("out", type=_folder, metavar="OUT")
+@click.argument("out", type=FOLDER, metavar="OUT")
 @click.option("--files", is_flag=True, help="List the files with sizes and hashes.")
 @click.option("--stats", is_flag=True, help="Show mean and standard deviation, and the images of each class.")
-@_json
-@_debug
+@AS_JSON
+@DEBUG
 def info(out: Path, files: bool, stats: bool, as_json: bool) -> None:
     """Say what the data set OUT is, or each of its splits."""
     from shardwright.convert import describe
+    from shardwright.datasets.manifest import data_sets_in
 
     found = {
-        split: describe.describe(folder, files=files, stats=stats) for split, folder in _parts(out).items()
+        split: describe.describe(folder, files=files, stats=stats)
+        for split, folder in data_sets_in(out).items()
     }
-    _print(found, as_json, describe.in_words)
+    show(found, as_json, describe.in_words)
 
 
 @main.command()
-@click.argument("out", type=_folder, metavar="OUT")
+@click.argument("out", type=FOLDER, metavar="OUT")
 @click.option("--full", is_flag=True, help="Check every chunk and row, so that damaged rows are named.")
 @click.option(
     "--with",
     "other",
-    type=_folder,
+    type=FOLDER,
     metavar="OTHER",
     help="Also compare with the data set OTHER: class maps, and pictures that are in both.",
 )
-@_json
-@_debug
+@AS_JSON
+@DEBUG
 def verify(out: Path, full: bool, other: Path | None, as_json: bool) -> None:
     """Check sizes and hashes of the data set OUT, or of each of its splits.
 
@@ -303,12 +208,13 @@ def verify(out: Path, full: bool, other: Path | None, as_json: bool) -> None:
     from shardwright.convert import progress
     from shardwright.convert.verify import verify as check
     from shardwright.datasets.comparison import compare
+    from shardwright.datasets.manifest import data_sets_in
 
     found = {
         split: check(folder, full=full, progress=progress.for_stream())
-        for split, folder in _parts(out).items()
+        for split, folder in data_sets_in(out).items()
     }
-    beside = {split: compare(folder, other) for split, folder in _parts(out).items()} if other else {}
+    beside = {split: compare(folder, other) for split, folder in data_sets_in(out).items()} if other else {}
     if as_json:
         values = {
             split: {
@@ -319,33 +225,86 @@ def verify(out: Path, full: bool, other: Path | None, as_json: bool) -> None:
             }
             for split, v in found.items()
         }
-        _print(values, True, list)
+        show(values, True, list)
     else:
-        _print(found, False, lambda v: v.in_words())
+        show(found, False, lambda v: v.in_words())
         for split, c in beside.items():
             lines = c.in_words() or ["the same classes, no picture in both"]
             for line in lines:
-                click.echo(_printable(f"with '{other}'{f' [{split}]' if split else ''}: {line}"))
+                click.echo(printable(f"with '{other}'{f' [{split}]' if split else ''}: {line}"))
     if any(v.damage for v in found.values()) or any(c.in_words() for c in beside.values()):
         click.get_current_context().exit(FAILED)
 
 
-def _parts(out: Path) -> dict[str, Path]:
-    """Split -> folder of its data set; '' for a folder that is one itself."""
-    from shardwright.datasets.manifest import splits_of
+@main.command()
+@click.argument("out", type=FOLDER, metavar="OUT")
+@AS_JSON
+@DEBUG
+def versions(out: Path, as_json: bool) -> None:
+    """List the versions of the data set OUT, or of each of its splits.
 
-    if (out / "manifest.json").exists():
-        return {"": out}
-    return {split: out / split for split in splits_of(out)} or {"": out}
+    `its own` are the bytes that no other version needs. `open_dataset(OUT, version=N)` opens one of them.
+    """
+    from shardwright.convert import versions as of
+    from shardwright.datasets.manifest import data_sets_in
 
-
-def _print(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list[str]]) -> None:
-    """One JSON object, keyed by split where there are splits; or lines."""
+    folders = data_sets_in(out)
+    found = {split: of.versions(folder) for split, folder in folders.items()}
     if as_json:
-        click.echo(json.dumps(found[""] if list(found) == [""] else found, ensure_ascii=True))
-        return
-    for split, entry in found.items():
-        if split and len(found) > 1 and isinstance(entry, dict):
-            click.echo(f"[{split}]")
-        for line in in_words(entry):
-            click.echo(_printable(line))
+        show({split: of.as_json(each) for split, each in found.items()}, True, list)
+    else:
+        show(
+            {split: (folders[split], each) for split, each in found.items()}, False, lambda f: of.in_words(*f)
+        )
+
+
+@main.command()
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option("--keep", type=int, default=2, show_default=True, help="So many of the newest versions stay.")
+@click.option(
+    "--min-age",
+    default="14d",
+    show_default=True,
+    metavar="AGE",
+    help="Versions that were the newest within that time stay: 14d, 36h, 90m, 30s, or 0.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@AS_JSON
+@DEBUG
+def gc(out: Path, keep: int, min_age: str, dry_run: bool, as_json: bool) -> None:
+    """Remove old versions of the data set OUT, or of each of its splits, and shards that no version needs.
+
+    The newest version always stays. Readers of a version that is removed are told so.
+    """
+    from shardwright.convert import gc as of
+
+    found = of.gc(out, of.GcOptions(keep, of.parse_age(min_age), dry_run))
+    if as_json:
+        show({split: of.as_json(each, dry_run) for split, each in found.items()}, True, list)
+    else:
+        show(found, False, lambda each: of.in_words(each, dry_run))
+
+
+@main.command()
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option(
+    "--source", type=FOLDER, metavar="SRC", required=True, help="The pictures that OUT was converted from."
+)
+@click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+@AS_JSON
+@DEBUG
+def repair(out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
+    """Make the damaged files of the data set OUT, or of each of its splits, again from the pictures in SRC.
+
+    They get the same bytes as before, or are left as they are, and it is said why. Exit code 1: some are still damaged.
+    """
+    from shardwright.convert import progress
+    from shardwright.convert.repair import repair as mend
+
+    found = mend(out, source, jobs, progress.for_stream())
+    if as_json:
+        show({split: each.as_json() for split, each in found.items()}, True, list)
+    else:
+        show(found, False, lambda each: each.in_words())
+    if any(each.failures for each in found.values()):
+        click.get_current_context().exit(FAILED)

@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import pickle
 import random
+import shutil
 import signal
 import time
 import zlib
@@ -117,6 +119,22 @@ def build(
     )
 
 
+def publish_next(built: Built, keep: int) -> Manifest:
+    """Publish the next version of ``built``: its first ``keep`` shards, and a copy of its last one as its own."""
+    before, folder = open_dataset(built.folder).manifest, built.folder
+    last, version = built.manifest.shards[-1], before.version + 1
+    files = []
+    for file in last.files:
+        name = file.name.replace("/000001-", f"/{version:06d}-")
+        shutil.copy(folder / file.name, folder / name)
+        files.append(replace(file, name=name))
+    shards = (*built.manifest.shards[:keep], replace(last, files=tuple(files)))
+    rows = sum(shard.living_rows for shard in shards)
+    manifest = replace(built.manifest, version=version, shards=shards, rows=rows)
+    Output(folder).publish(manifest, [], "")
+    return manifest
+
+
 def send_labels(dataset: ShardedDataset, queue: "multiprocessing.Queue[list[int]]") -> None:
     """For a process of its own: read every sample there, and send the labels."""
     queue.put([dataset[i][1] for i in range(len(dataset))])
@@ -189,6 +207,14 @@ def as_floats(image: torch.Tensor) -> torch.Tensor:
 def unpicklable(samples: Any) -> Any:
     """A collate function whose batches cannot be sent."""
     return lambda: samples
+
+
+def send_first_or_error(pickled: bytes, queue: "multiprocessing.Queue[Any]") -> None:
+    """For a process of its own: read the first sample, and send its label, or what was raised."""
+    try:
+        queue.put(pickle.loads(pickled)[0][1])
+    except Exception as error:
+        queue.put((type(error).__name__, str(error)))
 
 
 def train_on_rank(rank: int, world: int, folder: Path, meeting: str, queue: Any) -> None:

@@ -1,0 +1,127 @@
+"""What all commands share: errors and signals to exit codes, lines that any terminal takes, options."""
+
+import json
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardwright.errors import ShardwrightError
+
+FAILED, WITH_REJECTS, INTERRUPTED, TERMINATED = 1, 3, 130, 143
+# More files are never open at once, and a program that closes all it may have would be slow.
+MOST_OPEN_FILES = 1 << 16
+
+
+class Group(click.Group):
+    """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj = {"debug": False}
+        try:
+            with _terminable():
+                return super().invoke(ctx)
+        except (ShardwrightError, OSError) as error:
+            if isinstance(error, BrokenPipeError):  # the reader of our output had enough
+                raise
+            if ctx.obj["debug"]:
+                traceback.print_exc()
+            click.echo(f"shardwright: {printable(str(error))}", err=True)
+            ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
+        except (KeyboardInterrupt, _Terminated) as error:
+            terminated = isinstance(error, _Terminated)
+            what = "terminated" if terminated else "interrupted"
+            goes_on = ctx.invoked_subcommand in ("convert", "gc", "repair")
+            how = "; the same command goes on where this one was" if goes_on else ""
+            click.echo(f"shardwright: {what}{how}", err=True)
+            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came; by default it would end the process with its workers alive and its files in place."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `_Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; cleaning up is not to be cut short
+        raise _Terminated
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # else it is ignored, as in the background
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except (KeyboardInterrupt, _Terminated):
+        raise  # the process is about to end, and is not to be disturbed again: nothing is restored
+    except BaseException:
+        _restore(before)
+        raise
+    _restore(before)
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def printable(text: str) -> str:
+    """``text`` in one line that any terminal or log takes."""
+    encoding = sys.stderr.encoding or "ascii"
+    flat = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+    return flat.encode(encoding, "backslashreplace").decode(encoding)
+
+
+FOLDER = click.Path(path_type=Path)
+AS_JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
+)
+DEBUG = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.obj.update(debug=value),
+    help="Show a traceback with an error.",
+)
+
+
+def show(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list[str]]) -> None:
+    """One JSON object, keyed by split where there are splits; or lines."""
+    if as_json:
+        click.echo(json.dumps(found[""] if list(found) == [""] else found, ensure_ascii=True))
+        return
+    for split, entry in found.items():
+        if split and len(found) > 1 and isinstance(entry, dict):
+            click.echo(f"[{split}]")
+        for line in in_words(entry):
+            click.echo(printable(line))
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files as far as the system lets a user: a library does not, a command may."""
+    import resource  # not on Windows, where it is to be said that this does not run
+
+    with suppress(OSError, ValueError):  # macOS allows less than it says
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
