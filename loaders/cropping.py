@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,8 @@ import torch
 from shardwright.datasets.buffers import Pixels, RowBuffers, aligned
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.rows import Index
-from shardwright.errors import UsageError
 from shardwright.loaders.draws import Drawing
-from shardwright.loaders.transform import Crop, ImageShape, Normalize, RandomResizedCrop
+from shardwright.loaders.transform import ImageShape, Normalize, RandomResizedCrop
 
 #: Rows that are read at a time: few enough that they are still in the processor's cache when they are copied.
 _GROUP_ROWS = 16
@@ -40,7 +38,7 @@ class CroppingReader:
         transform = drawing.transform
         self.image_shape = transform.shape(drawing.image_shape)
         self.row_bytes = math.prod(self.image_shape) * transform.dtype.itemsize
-        self._resize = resizer_of(transform.crop)
+        self._resizes = isinstance(transform.crop, RandomResizedCrop)
         width = self.image_shape[1]
         self._normalizer = _Normalizer(transform.normalize, width) if transform.normalize else None
         self._of_thread = threading.local()
@@ -62,13 +60,13 @@ class CroppingReader:
         top, left, height, width = box
         part = image[top : top + height, left : left + width]
         place = out.reshape(self.image_shape) if self._normalizer is None else desk.place
-        if self._resize is not None:
+        if self._resizes:
             resized = desk.resized if flip else place
-            self._resize(part, resized)
+            _resize(part, resized)
             part = resized
         if flip:
             place[...] = torch.from_numpy(part).flip(1).numpy()  # NumPy takes seven times as long to flip
-        elif self._resize is None:
+        elif not self._resizes:
             place[...] = part
         if self._normalizer is not None:
             self._normalizer(place.reshape(len(place), -1), out, desk.floats)
@@ -96,32 +94,8 @@ class _Desk:
         self.rows = RowBuffers([memory])
 
 
-def resizer_of(crop: Crop | None) -> Callable[[Pixels, Pixels], None] | None:
-    """What resizes the first to the size of the second, both uint8 (h, w, C); None for a crop that does not resize.
-
-    Raises
-    ------
-    UsageError
-        It is to be OpenCV, and that is not there.
-    """
-    if not isinstance(crop, RandomResizedCrop):
-        return None
-    if crop.resize == "torch":
-        return _resize_by_torch
-    try:
-        import cv2
-    except ImportError as error:
-        raise UsageError(
-            "resize='opencv' needs OpenCV, which is not there: pip install opencv-python-headless"
-        ) from error
-
-    def resize(image: Pixels, out: Pixels) -> None:
-        cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_AREA)
-
-    return resize
-
-
-def _resize_by_torch(image: Pixels, out: Pixels) -> None:
+def _resize(image: Pixels, out: Pixels) -> None:
+    """``image`` (h, w, C) in the size of ``out``."""
     # With the output given it writes there in our order of memory; interpolate() returns another, and takes three
     # times as long.
     source, target = (torch.from_numpy(a).permute(2, 0, 1)[None] for a in (image, out))

@@ -9,7 +9,6 @@ from shardwright.datasets.base import ShardedDataset
 from shardwright.errors import UsageError
 from shardwright.loaders.batches import EpochBatches
 from shardwright.loaders.collating import collate
-from shardwright.loaders.cropping import resizer_of
 from shardwright.loaders.loader import Loader
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.plan import LoaderPlan, plan
@@ -83,7 +82,6 @@ def make_loader(
 
 def _check_transform(dataset: ShardedDataset, plan: LoaderPlan, transform: BatchTransform) -> None:
     transform.shape(dataset.manifest.image_shape)
-    resizer_of(transform.crop)  # what it needs may not be there
     if plan.engine != "threads" or dataset.makes_samples:
         raise UsageError(
             f"LoaderOptions(transform=...) is for the reading threads, and here are {plan.engine} ({plan.why_engine}): "

@@ -1,10 +1,8 @@
 """Batches cropped, flipped and normalised: in the reading threads and on a device, as drawn for each sample."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -244,24 +242,6 @@ def test_a_device_gets_whatever_a_collate_function_makes(built: Built) -> None:
         next(iter(to_device(loader, "cpu", TRANSFORMS["crop"])))
 
 
-def test_opencv_resizes_by_area(built: Built) -> None:
-    transform = BatchTransform(RandomResizedCrop((24, 32), resize="opencv"), flip=0.5)
-    for images, _, ids in loader_of(built, transform):
-        for image, id in zip(images.permute(0, 2, 3, 1).numpy(), ids, strict=True):
-            index = built.ids.index(id)
-            draws = Drawing(transform, SHAPE, 3, 0).draws(np.array([index]))
-            top, left, height, width = draws.boxes[0].tolist()
-            part = built.images[index][top : top + height, left : left + width]
-            wanted = cv2.resize(part, (32, 24), interpolation=cv2.INTER_AREA)
-            assert (image == (wanted[:, ::-1] if draws.flips[0] else wanted)).all()
-
-
-def test_without_opencv(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(UsageError, match="pip install opencv-python-headless"):
-        loader_of(built, BatchTransform(RandomResizedCrop(24, resize="opencv")))
-
-
 # --- what cannot be -------------------------------------------------------------------------------------
 
 
@@ -272,7 +252,6 @@ def test_without_opencv(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: CenterCrop((3, 4, 5)), "size is"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(8, scale=(0.5, 0.2)), "scale is"),
         (lambda: RandomResizedCrop(8, ratio=(0, 1)), "ratio is"),
-        (lambda: RandomResizedCrop(8, resize="cv"), "resize is 'cv'"),  # type: ignore[arg-type]
         (lambda: Normalize((116.8,), (64.9,)), "divide by 255"),
         (lambda: Normalize((0.5,), (0.0,)), "divide by 255"),
         (lambda: Normalize((0.5, 0.5), (0.5,)), "mean has 2 channels, std 1"),
