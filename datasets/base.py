@@ -16,7 +16,7 @@ from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, Verify
 from shardwright.datasets.seeds import SeededIndices
-from shardwright.errors import FormatError, UsageError
+from shardwright.errors import FormatError, UsageError, check_place
 
 Transform = Callable[[Any], Any]
 
@@ -107,7 +107,7 @@ class ShardedDataset(Dataset[Any]):
         self._manifest: Manifest | None = None
         self._reader: tuple[int, Reader] | None = None  # of the process with that id
         if part is not None:
-            _check_part(part)
+            check_place("part", part, "(node, nodes) with 0 <= node < nodes")
         self.version = version
         self.version = self.manifest.version
         known = {column.name: column.kind for column in self.manifest.columns}
@@ -173,7 +173,8 @@ class ShardedDataset(Dataset[Any]):
         wanted = self._indices(indices)
         images = None
         if self.has_images:
-            images = torch.empty((len(wanted), *self.manifest.image_shape), dtype=torch.uint8)
+            shape = (len(wanted), *self.manifest.image_shape)
+            images = torch.empty(shape, dtype=torch.uint8, device="cpu")
             rows = images.numpy().reshape(len(wanted), self.reader.row_bytes)
             self.reader.images(wanted, RowBuffers([rows]))
         return self.assembled(wanted, images)
@@ -262,6 +263,7 @@ class ShardedDataset(Dataset[Any]):
     def _indices(self, indices: Iterable[Any]) -> npt.NDArray[np.int64]:
         """Checked indices, negative ones counted from the end, as for a list."""
         if isinstance(indices, SeededIndices):
+            indices.seed_batch()  # for a subclass that reads a batch and then draws for all of it
             indices = indices.indices
         if isinstance(indices, np.ndarray) and indices.dtype.kind == "i":
             wanted = indices.astype(np.int64)
@@ -273,13 +275,6 @@ class ShardedDataset(Dataset[Any]):
             bad = wanted[(wanted < 0) | (wanted >= rows)][0]
             raise IndexError(f"index {bad if bad >= 0 else bad - rows} of a data set of {rows} samples")
         return wanted
-
-
-def _check_part(part: object) -> None:
-    match part:
-        case (int(node), int(nodes)) if 0 <= node < nodes:
-            return
-    raise UsageError(f"part is {part!r}, expected (node, nodes) with 0 <= node < nodes")
 
 
 def _as_torch(values: npt.NDArray[Any]) -> Any:

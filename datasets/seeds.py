@@ -1,6 +1,7 @@
 """Random numbers of a sample: a function of (seed, epoch, index), whichever process draws them."""
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,16 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import get_worker_info
+
+
+class _Kept(threading.local):
+    """How often the calling thread is within `kept_generators`."""
+
+    generators = 0
+
+
+_kept = _Kept()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +27,10 @@ class SeededIndices(Sequence[int]):
     """Indices of a batch which, gone through, seed torch, NumPy and `random` for each of them in turn.
 
     So whatever loops over them to make samples, a subclass's own ``__getitems__`` too, draws the same numbers for a
-    sample in any process, batch or order. As an array (``np.asarray``) they seed nothing.
+    sample in any process, batch or order. Taken as an array (``np.asarray``) they seed for the batch.
+
+    That is so in a worker process, and within `kept_generators`. Elsewhere they seed nothing: there the generators are
+    the caller's own.
 
     Parameters
     ----------
@@ -43,6 +57,8 @@ class SeededIndices(Sequence[int]):
         self._seed(-1 if not len(self.indices) else int(self.indices[0]), whole_batch=True)
 
     def _seed(self, index: int, whole_batch: bool = False) -> None:
+        if not _kept.generators and get_worker_info() is None:
+            return
         entropy = [self.seed, self.epoch, index & (1 << 64) - 1, self.part, whole_batch]
         words = np.random.SeedSequence(entropy).generate_state(4)
         # Not torch.manual_seed: that would touch the devices too, of which a forked worker is to know nothing.
@@ -51,11 +67,13 @@ class SeededIndices(Sequence[int]):
         random.seed(words.tobytes())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        self.seed_batch()
         return np.array(self.indices, dtype) if copy else np.asarray(self.indices, dtype)
 
     def __add__(self, other: Sequence[int]) -> "SeededIndices":
         # As lists: frameworks that deal out the batches of a sampler anew put parts of them together.
-        indices = np.concatenate([self.indices, np.asarray(other, self.indices.dtype)])
+        more = other.indices if isinstance(other, SeededIndices) else np.asarray(other, self.indices.dtype)
+        indices = np.concatenate([self.indices, more])
         return SeededIndices(indices, self.seed, self.epoch, self.part)
 
     def __len__(self) -> int:
@@ -76,9 +94,11 @@ def kept_generators() -> Iterator[None]:
     """Leave the states of torch's, NumPy's and `random`'s generators as they were: the caller's own are not to be
     seeded anew by making samples in its process."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    _kept.generators += 1
     try:
         yield
     finally:
+        _kept.generators -= 1
         torch.default_generator.set_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])

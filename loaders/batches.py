@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 from torch.utils.data import DistributedSampler, Sampler
 
 from shardwright.datasets.base import ShardedDataset
 from shardwright.datasets.seeds import SeededIndices
-from shardwright.errors import UsageError
+from shardwright.errors import whole_number
 from shardwright.loaders.draws import Drawing
-from shardwright.loaders.order import Epoch, Order, block_shuffle, exact_shuffle, sequential
+from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan
 from shardwright.loaders.position import Position, position_in
 from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, in_step, share_of
@@ -28,6 +28,8 @@ class EpochBatches(Sampler[Any]):
         Where the next iteration begins.
     position : Position
         What was handed out, which the loader counts: it may be behind what was drawn here.
+    counting : object
+        The key of who counts: the iterator begun last. None where the next iteration was set since.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class EpochBatches(Sampler[Any]):
         self.blocks = dataset.reader.rows.blocks(dataset.manifest.chunk_rows)
         self.next_epoch = self.next_batch = 0
         self._dataset = dataset
-        self._lanes: int | None = None  # of the epoch that is resumed
+        self._ranks: int | None = None  # at the start of the epoch that is resumed
         self.position = self.next_position
+        self.counting: object = None
 
     @property
     def rank_and_world(self) -> tuple[int, int]:
@@ -60,35 +63,37 @@ class EpochBatches(Sampler[Any]):
     @property
     def dealing(self) -> Dealing:
         """How the next epoch is dealt out."""
-        _, world = self.rank_and_world
-        return self._dealing(1 if self.plan.order != "block" else self._lanes or world)
+        return self._dealing(self.next_position.ranks)
 
-    def _dealing(self, lanes: int) -> Dealing:
+    def _dealing(self, ranks: int) -> Dealing:
+        """How an epoch is dealt out that was begun on so many ``ranks``."""
         _, world = self.rank_and_world
-        dealing = Dealing(self.batch_size * world, self.uneven, lanes)
+        lanes = ranks if self.plan.order == "block" else 1
+        dealing = Dealing(self.batch_size * world, self.uneven, lanes, ranks)
         return in_step(self._rows_of_parts, dealing) if self.part else dealing
 
-    def share(self, epoch: int, lanes: int) -> Share:
-        """This rank's share of an epoch that is dealt out in ``lanes``, all of it."""
-        return share_of(self._order(epoch, lanes), self._dealing(lanes), *self.rank_and_world)
+    def share(self, position: Position) -> Share:
+        """This rank's share of the epoch of ``position``, all of it."""
+        dealing = self._dealing(position.ranks)
+        return share_of(self._order(position.epoch, dealing.lanes), dealing, *self.rank_and_world)
 
     @property
     def next_position(self) -> Position:
         """Where the next iteration begins."""
-        return Position(self.next_epoch, self.next_batch, self.dealing.lanes)
+        return Position(self.next_epoch, self.next_batch, self._ranks or self.rank_and_world[1])
 
     def after(self, position: Position) -> Position:
         """The beginning of the epoch after ``position``."""
-        return Position(position.epoch + 1, 0, self.dealing.lanes)
+        return Position(position.epoch + 1, 0, self.rank_and_world[1])
 
     def next_share(self) -> Share:
         """This rank's share of the next epoch, all of it."""
-        return self.share(self.next_epoch, self.dealing.lanes)
+        return self.share(self.next_position)
 
     def take_share(self) -> Share:
         """This rank's share of the next epoch; the one after that is the next then."""
         share = self.next_share()
-        self.next_epoch, self.next_batch, self._lanes = self.next_epoch + 1, 0, None
+        self.next_epoch, self.next_batch, self._ranks = self.next_epoch + 1, 0, None
         return share
 
     def seeded(self, indices: Any, epoch: int) -> SeededIndices:
@@ -105,11 +110,10 @@ class EpochBatches(Sampler[Any]):
         Frameworks call this for the epoch whose state they have just restored: it must stay where it is, or the
         batches before it would silently come a second time.
         """
-        if epoch < 0:
-            raise UsageError(f"epoch is {epoch}, expected 0 or more")
+        epoch = whole_number("epoch", epoch, 0)
         if epoch != self.next_epoch:
-            self.next_epoch, self.next_batch, self._lanes = epoch, 0, None
-        self.position = self.next_position
+            self.next_epoch, self.next_batch, self._ranks = epoch, 0, None
+        self.position, self.counting = self.next_position, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next iteration begins, as JSON values; an iterator's own says where that one is.
@@ -127,12 +131,19 @@ class EpochBatches(Sampler[Any]):
             The state is of something else: names what.
         """
         plan = self.plan
-        if state.get("order") in get_args(Order) and isinstance(state.get("mixed_chunks"), int):
+        shuffled = ("exact", "block")
+        if (
+            state.get("order") in shuffled
+            and plan.order in shuffled
+            and type(state.get("mixed_chunks")) is int
+        ):
             # The choice may have been another one on another machine; it is kept.
-            plan = replace(plan, order=state["order"], mixed_chunks=state["mixed_chunks"])
+            plan = replace(
+                plan, order=state["order"], mixed_chunks=state["mixed_chunks"], why_order="as the state says"
+            )
         self.position = restored = position_in(state, self._identity(plan))
-        self.plan = plan
-        self.next_epoch, self.next_batch, self._lanes = restored.epoch, restored.batch, restored.lanes
+        self.plan, self.counting = plan, None
+        self.next_epoch, self.next_batch, self._ranks = restored.epoch, restored.batch, restored.ranks
 
     def described(self, position: Position) -> dict[str, Any]:
         """A state that is at ``position``."""
@@ -182,7 +193,7 @@ class _Drawn(Iterator[Any]):
         self._at = Position()
 
     def __next__(self) -> Any:
-        share = self._share or self._begun()
+        share = self._begun() if self._share is None else self._share
         k = self._at.batch
         if k == len(share):
             raise StopIteration

@@ -22,6 +22,7 @@ from shardwright.loaders.descriptors import descriptor_shortage
 from shardwright.loaders.handover import OnCpu, Weighing, free_shared_bytes, shortage
 from shardwright.loaders.memory import WorkerMemory, memory_of
 from shardwright.loaders.options import LoaderOptions
+from shardwright.loaders.plan import LoaderPlan
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.position import Position
 from shardwright.loaders.threads import ReadAhead
@@ -34,11 +35,6 @@ class Loader(DataLoader[Any]):
 
     Each iteration is the next epoch. With threads several may be under way at once; with processes, which
     persist, a new one ends the one before, as in any DataLoader.
-
-    Attributes
-    ----------
-    plan : LoaderPlan
-        The order and the engine that were chosen, and why.
     """
 
     def __init__(
@@ -48,14 +44,14 @@ class Loader(DataLoader[Any]):
         collate_fn: Callable[[Any], Any],
         options: LoaderOptions,
     ) -> None:
-        self.plan = batches.plan
-        processes = self.plan.workers if self.plan.engine == "processes" else 0
+        plan = batches.plan
+        processes = plan.workers if plan.engine == "processes" else 0
         super().__init__(
             dataset,
             batch_sampler=batches,
             num_workers=processes,
             collate_fn=OnCpu(collate_fn) if processes else collate_fn,
-            pin_memory=self.plan.pin_memory and self.plan.engine == "processes",
+            pin_memory=plan.pin_memory and plan.engine == "processes",
             prefetch_factor=options.prefetch_batches if processes else None,
             persistent_workers=processes > 0,
             multiprocessing_context=options.start_method if processes else None,
@@ -70,25 +66,31 @@ class Loader(DataLoader[Any]):
         self._options = options
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
         spare = options.prefetch_batches + 2
-        if self.plan.order != "exact":
-            group_rows = self.plan.mixed_chunks * dataset.manifest.chunk_rows
+        if plan.order != "exact":
+            group_rows = plan.mixed_chunks * dataset.manifest.chunk_rows
             spare += 2 * -(-group_rows // batches.batch_size)
-        self._transform = options.transform or BatchTransform()
+        self.transform = options.transform or BatchTransform()
         #: (height, width, channels) and dtype of the images.
-        self.image_shape = self._transform.shape(dataset.manifest.image_shape)
-        self.image_dtype = self._transform.dtype
+        self.image_shape = self.transform.shape(dataset.manifest.image_shape)
+        self.image_dtype = self.transform.dtype
         image_bytes = math.prod(self.image_shape) * self.image_dtype.itemsize
         largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
-        self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
+        self._pool = Pool(largest * image_bytes, spare, pinned=plan.pin_memory)
         beside = 8 * (len(dataset.columns) - 1)
         self._stored_bytes = largest * (image_bytes + beside) if dataset.has_images else 0
         self._warned = False
-        self._announced = options.quiet or self.plan.order == "sequential"
+        self.newest: object = None  # the key of the epoch begun last
+        self._announced = options.quiet or plan.order == "sequential"
+
+    @property
+    def plan(self) -> LoaderPlan:
+        """The order and the engine that were chosen, and why."""
+        return self.batches.plan
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return Epoch(self.batches, self.begin)
+        return EpochIterator(self, self.begin)
 
-    def begin(self) -> tuple["Position", Iterator[Any]]:
+    def begin(self) -> tuple[Position, Iterator[Any]]:
         """Begin the next epoch, or what is left of it: where that is, and its batches, which are not counted yet."""
         if not self._announced:
             print(f"shardwright: {self.plan}", file=sys.stderr)
@@ -101,7 +103,7 @@ class Loader(DataLoader[Any]):
             if isinstance(self._iterator, WatchedWorkers) and self._iterator.ended:
                 self._iterator = None  # they died, or were killed; others are started
             return position, super().__iter__()
-        self._check_descriptors(stacklevel=4)
+        self._check_descriptors(stacklevel=5)
         share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
@@ -165,9 +167,9 @@ class Loader(DataLoader[Any]):
 
     def _reader(self, epoch: int) -> Reader | CroppingReader:
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        if self._transform == BatchTransform():
+        if self.transform == BatchTransform():
             return dataset.reader
-        drawing = self.batches.drawing(self._transform, epoch, dataset.manifest.image_shape)
+        drawing = self.batches.drawing(self.transform, epoch, dataset.manifest.image_shape)
         packed = any(shard.compressed_chunks for shard in dataset.manifest.shards)
         return CroppingReader(dataset.reader, drawing, packed=packed)
 
@@ -204,39 +206,57 @@ class Loader(DataLoader[Any]):
             The state is of something else: names what.
         """
         self.batches.load_state_dict(state)
-        self.plan = self.batches.plan
 
 
-class Epoch(Iterator[Any]):
+class EpochIterator(Iterator[Any]):
     """The batches of an epoch, and in the loader's state how many of them were handed out.
 
     It begins when its first batch is asked for: Lightning sets the epoch after iter(). After an error it raises that
     again: whoever would go on would take the epoch for shorter than it is.
     """
 
-    def __init__(self, sampler: EpochBatches, begin: Callable[[], tuple[Position, Iterator[Any]]]) -> None:
-        self._sampler, self._begin = sampler, begin
+    def __init__(self, loader: Loader, begin: Callable[[], tuple[Position, Iterator[Any]]]) -> None:
+        self._loader, self._sampler, self._begin = loader, loader.batches, begin
+        self._key = object()  # stands for this one, and does not keep it
         self._position = Position()
         self._batches: Iterator[Any] | None = None
+        self._ended = False
         self._error: BaseException | None = None
 
     def __next__(self) -> Any:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
+        if self._ended:
+            raise StopIteration
         try:
-            if self._batches is None:
-                self._position, self._batches = self._begin()
-                self._sampler.position = self._position
-            batch = next(self._batches)
+            batch = next(self._begun() if self._batches is None else self._going_on(self._batches))
         except StopIteration:
-            self._sampler.position = self._sampler.after(self._position)
+            self._ended = True
+            self._count(self._sampler.after(self._position))
             raise
         except BaseException as error:
             self._error = error
             raise
-        self._position = replace(self._position, batch=self._position.batch + 1)
-        self._sampler.position = self._position
+        self._count(replace(self._position, batch=self._position.batch + 1))
         return batch
+
+    def _begun(self) -> Iterator[Any]:
+        self._position, self._batches = self._begin()
+        self._sampler.counting = self._loader.newest = self._key
+        self._count(self._position)
+        return self._batches
+
+    def _going_on(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self._loader.num_workers and self._loader.newest is not self._key:
+            raise UsageError(
+                "another epoch of this loader was begun, which ended this one: worker processes work for one at a time"
+            )
+        return batches
+
+    def _count(self, position: Position) -> None:
+        self._position = position
+        if self._sampler.counting is self._key:
+            self._sampler.position = position
 
 
 def _undisturbed(batches: Iterator[Any]) -> Iterator[Any]:

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from shardwright.datasets.base import ShardedDataset
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, whole_number
 from shardwright.loaders.batches import EpochBatches
 from shardwright.loaders.collating import collate
 from shardwright.loaders.loader import Loader
@@ -64,19 +62,21 @@ def make_loader(
             f"dataset is {type(dataset).__name__}, expected an H5Dataset or NpyDataset; for Subset and others "
             "use torch.utils.data.DataLoader with collate_fn=shardwright.loaders.collate"
         )
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise UsageError(f"batch_size is {batch_size!r}, expected a whole number of at least 1")
-    if not 0 <= seed < 1 << 63:
-        raise UsageError(f"seed is {seed}, expected 0 to 2**63 - 1")
+    batch_size = whole_number("batch_size", batch_size, 1)
+    seed = whole_number("seed", seed, 0, (1 << 63) - 1)
     options = options or LoaderOptions()
-    chosen = plan(dataset, int(batch_size), shuffle, options)
+    if drop_last and options.uneven not in (None, "drop"):
+        raise UsageError(
+            f"drop_last is set, and uneven is {options.uneven!r}: expected 'drop', or no drop_last"
+        )
+    chosen = plan(dataset, batch_size, shuffle, options)
     check_ranks(ranks)
     if options.transform:
         _check_transform(dataset, chosen, options.transform)
     uneven = options.uneven or ("drop" if drop_last else "spread" if not shuffle else None)
     if uneven is None:  # alone, there is nobody to keep step with
         uneven = "pad" if resolved(ranks)[1] > 1 else "spread"
-    batches = EpochBatches(dataset, chosen, int(batch_size), seed=seed, uneven=uneven, ranks=ranks)
+    batches = EpochBatches(dataset, chosen, batch_size, seed=seed, uneven=uneven, ranks=ranks)
     return Loader(dataset, batches, collate_fn or collate, options)
 
 

@@ -1,8 +1,6 @@
 """The batch size of one step of one rank, where gradients are accumulated."""
 
-import numpy as np
-
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, whole_number
 
 
 def micro_batch(effective_batch: int, accumulation_steps: int = 1, world: int = 1) -> int:
@@ -38,10 +36,9 @@ def micro_batch(effective_batch: int, accumulation_steps: int = 1, world: int = 
     If the batches of an epoch are no multiple of ``steps``, what is left over waits for the next epoch: here
     ``zero_grad`` at its beginning leaves it out.
     """
-    numbers = {"effective_batch": effective_batch, "accumulation_steps": accumulation_steps, "world": world}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(f"{name} is {value!r}, expected a whole number of at least 1")
+    effective_batch = whole_number("effective_batch", effective_batch, 1)
+    accumulation_steps = whole_number("accumulation_steps", accumulation_steps, 1)
+    world = whole_number("world", world, 1)
     shares = accumulation_steps * world
     size, left = divmod(effective_batch, shares)
     if left:
@@ -50,4 +47,4 @@ def micro_batch(effective_batch: int, accumulation_steps: int = 1, world: int = 
             f"effective_batch is {effective_batch}, which {accumulation_steps} accumulation_steps on {world} ranks, "
             f"{shares} batches, do not divide: take {' or '.join(map(str, near))}"
         )
-    return int(size)
+    return size

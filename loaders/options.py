@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, whole_number
 from shardwright.loaders.ranks import Uneven
 from shardwright.loaders.transform import BatchTransform
 
@@ -77,12 +77,19 @@ class LoaderOptions:
             value = getattr(self, name)
             if value not in get_args(kind) and not (name in ("start_method", "uneven") and value is None):
                 raise UsageError(f"{name} is {value!r}, expected one of {', '.join(get_args(kind))}")
-        if self.workers is not None and not 0 <= self.workers <= 1024:
-            raise UsageError(f"workers is {self.workers}, expected 0 to 1024")
-        if not 1 <= self.prefetch_batches <= 1024:
-            raise UsageError(f"prefetch_batches is {self.prefetch_batches}, expected 1 to 1024")
-        if self.mixed_chunks is not None and self.mixed_chunks < 1:
-            raise UsageError(f"mixed_chunks is {self.mixed_chunks}, expected at least 1")
+        for name, least, most in (
+            ("workers", 0, 1024),
+            ("prefetch_batches", 1, 1024),
+            ("mixed_chunks", 1, None),
+        ):
+            value = getattr(self, name)
+            if value is not None or name == "prefetch_batches":
+                object.__setattr__(self, name, whole_number(name, value, least, most))
+        if self.transform is not None and not isinstance(self.transform, BatchTransform):
+            raise UsageError(
+                f"transform is {type(self.transform).__name__}, expected a BatchTransform; what is done to one "
+                "sample at a time goes to the Dataset"
+            )
         if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= threading.TIMEOUT_MAX:
             raise UsageError(
                 f"timeout_seconds is {self.timeout_seconds}, expected more than 0, or None for ever"

@@ -9,6 +9,7 @@ import torch
 
 from shardwright.datasets.base import ShardedDataset
 from shardwright.datasets.layout import Manifest
+from shardwright.errors import UsageError
 from shardwright.loaders.memory import memory_bytes
 from shardwright.loaders.options import LoaderOptions
 from shardwright.loaders.order import Order
@@ -50,6 +51,10 @@ def plan(dataset: ShardedDataset, batch_size: int, shuffle: bool, options: Loade
         engine, why_engine = "processes", "the data set has a transform or its own __getitem__"
     else:
         engine, why_engine = "threads", "no Python code a sample"
+    if options.pin_memory and not torch.cuda.is_available():
+        raise UsageError(
+            "pin_memory is True, and there is no CUDA here: expected None, which pins where there is"
+        )
     height, width, channels = dataset.manifest.image_shape
     mixed = MIXED_BYTES // (dataset.manifest.chunk_rows * height * width * channels)
     return LoaderPlan(

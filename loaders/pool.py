@@ -46,7 +46,7 @@ class Pool:
         """A tensor (N, H, W, C), and its bytes, an array that shares its memory; of undefined content."""
         size = math.prod(shape) * dtype.itemsize
         if self.pinned:
-            memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
             return memory.view(dtype).view(shape), memory.numpy()
         try:
             buffer = self._free.pop()

@@ -9,11 +9,11 @@ from shardwright.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Batches of ``epoch`` that were handed out, of an order in so many ``lanes``."""
+    """Batches of ``epoch`` that were handed out, of an epoch that was begun on so many ``ranks``."""
 
     epoch: int = 0
     batch: int = 0
-    lanes: int = 1
+    ranks: int = 1
 
 
 def position_in(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
@@ -29,9 +29,9 @@ def position_in(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Positi
         for key, value in identity.items()
         if state.get(key) != value
     ]
-    numbers = [state.get(key) for key in ("epoch", "batch", "lanes")]
-    if not all(isinstance(n, int) and n >= 0 for n in numbers):
-        wrong.append(f"epoch, batch and lanes are {numbers}")
+    numbers = [state.get(key) for key in ("epoch", "batch", "ranks")]
+    if not all(type(n) is int and n >= least for n, least in zip(numbers, (0, 0, 1), strict=True)):
+        wrong.append(f"epoch, batch and ranks are {numbers}")
     if wrong:
         raise UsageError(f"the state is not of this loader: {'; '.join(wrong)}")
     return Position(*numbers)  # type: ignore[arg-type]

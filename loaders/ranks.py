@@ -32,6 +32,8 @@ class Dealing:
         the beginning. ``spread``: every sample exactly once; what is left is spread over the ranks.
     lanes
         Lanes of the order.
+    ranks
+        Ranks at the start of the epoch. There may be others by now: where batches end does not depend on those.
     batches
         How many there are to be, where others have more or fewer samples; None: as many as there are samples for. More
         are only made of ``spread``, fewer only of the others.
@@ -40,6 +42,7 @@ class Dealing:
     global_batch: int
     uneven: Uneven
     lanes: int = 1
+    ranks: int = 1
     batches: int | None = None
 
 
@@ -84,7 +87,7 @@ def share_of(epoch: Epoch, dealing: Dealing, rank: int, world: int) -> Share:
     rows = len(epoch.indices)
     count = batch_count(rows, dealing)
     cuts = _cuts(rows, dealing.lanes)
-    bounds = [_lane_bounds(int(n), count, dealing, world) for n in np.diff(cuts)]
+    bounds = [_lane_bounds(int(n), count, dealing) for n in np.diff(cuts)]
     if dealing.lanes == world and dealing.uneven != "spread":
         # Its own lane, whose groups are read whole.
         start, length = int(cuts[rank]), int(cuts[rank + 1] - cuts[rank])
@@ -118,13 +121,15 @@ def _cuts(rows: int, lanes: int) -> Positions:
     return np.arange(lanes + 1) * rows // lanes
 
 
-def _lane_bounds(length: int, count: int, dealing: Dealing, world: int) -> Positions:
+def _lane_bounds(length: int, count: int, dealing: Dealing) -> Positions:
     """Where the batches of a lane begin and end, ``count`` of them; beyond ``length`` it begins again."""
     batch = dealing.global_batch // dealing.lanes
     whole = np.arange(count + 1) * batch
     if dealing.uneven != "spread" or not count:
         return whole
-    least = -(-world // dealing.lanes)  # so that no rank goes without in the last batch, if there are so many
+    least = -(
+        -dealing.ranks // dealing.lanes
+    )  # so that no rank goes without in the last batch, if there are so many
     if length - whole[-2] < least:
         return np.arange(count + 1) * length // count
     return np.minimum(whole, length)

@@ -82,8 +82,8 @@ class _Task:
 class _Crew:
     """Threads that do tasks. Knows no iterator, so that an iterator can be forgotten while they run."""
 
-    def __init__(self, reader: Reader | CroppingReader, threads: int) -> None:
-        self.reader = reader
+    def __init__(self, reader: Reader | CroppingReader, read_bytes: int, threads: int) -> None:
+        self.reader, self.read_bytes = reader, read_bytes  # of a row as it is stored, whatever becomes of it
         self.cold = True  # until a number of tasks found their bytes in memory
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._torch_threads = torch.get_num_threads()
@@ -135,7 +135,7 @@ class _Crew:
         start = time.perf_counter()
         self.reader.images(task.indices, task.out, keep=False)
         seconds = time.perf_counter() - start
-        self.cold |= seconds * _COLD_BYTES_PER_SECOND > len(task.out) * self.reader.row_bytes
+        self.cold |= seconds * _COLD_BYTES_PER_SECOND > len(task.out) * self.read_bytes
         for batch, rows in task.parts:
             batch.arrived(rows, None)
 
@@ -205,7 +205,7 @@ class ReadAhead:
         self._next = first
         self._planned = int(share.bounds[first])  # the tasks of positions before this were handed to the crew
         self._found_warm = 0
-        self._crew = _Crew(reader, threads)
+        self._crew = _Crew(reader, dataset.reader.row_bytes, threads)
         self._stop = weakref.finalize(self, self._crew.stop)
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class ReadAhead:
         place = positions - bounds[first + number]
         batches = [self._batch(k) for k in range(first, last)]
         out = RowBuffers([batch.rows for batch in batches], number, place)
-        least = max(_TASK_ROWS, _TASK_BYTES // out.row_bytes)
+        least = max(_TASK_ROWS, _TASK_BYTES // self._crew.read_bytes)
         if self._blocks is not None:
             pieces = _by_chunk(indices, self._blocks, least)
         elif len(indices) < 2 * least:

@@ -52,9 +52,9 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         _check_size(self.size)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UsageError(f"scale is {self.scale}, expected 0 < least <= largest <= 1")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
+        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
             raise UsageError(f"ratio is {self.ratio}, expected 0 < least <= largest")
 
 
@@ -121,6 +121,12 @@ class BatchTransform:
     dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.crop is not None and not isinstance(self.crop, Crop):
+            raise UsageError(
+                f"crop is {self.crop!r}, expected a CenterCrop, RandomCrop or RandomResizedCrop, or None"
+            )
+        if self.normalize is not None and not isinstance(self.normalize, Normalize):
+            raise UsageError(f"normalize is {self.normalize!r}, expected a Normalize or None")
         if not 0 <= self.flip <= 1:
             raise UsageError(f"flip is {self.flip}, expected a probability, 0 to 1")
         object.__setattr__(self, "dtype", self.normalize.dtype if self.normalize else torch.uint8)
@@ -160,7 +166,7 @@ def size_of(crop: Crop) -> tuple[int, int]:
 
 def _check_size(size: object) -> None:
     match size:
-        case int(side) if side >= 1:
+        case int(side) if side >= 1 and not isinstance(side, bool):
             return
         case (int(height), int(width)) if height >= 1 and width >= 1:
             return

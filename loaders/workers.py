@@ -57,8 +57,12 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         self._patience, self._due = patience_seconds, float("inf")
         self._hung: str | None = None
         self._stacks = None if patience_seconds is None else StackFiles()
-        loader.worker_init_fn = partial(begin_worker, self._stacks.folder if self._stacks else None)
-        super().__init__(loader)
+        theirs = loader.worker_init_fn
+        loader.worker_init_fn = partial(begin_worker, self._stacks.folder if self._stacks else None, theirs)
+        try:
+            super().__init__(loader)
+        finally:
+            loader.worker_init_fn = theirs
         if self._worker_pids_set:
             _forget(self)
             self._worker_pids_set = False
@@ -255,11 +259,13 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             self._stacks.remove()
 
 
-def begin_worker(stacks: str | None, worker: int) -> None:
-    """What a worker process does first."""
+def begin_worker(stacks: str | None, then: Callable[[int], None] | None, worker: int) -> None:
+    """What a worker process does first, and ``then`` what the loader's own `worker_init_fn` says."""
     report_lost_batches()
     if stacks is not None:
         answer_with_stack(stacks, worker)
+    if then is not None:
+        then(worker)
 
 
 def _kill_hung(waiting: "weakref.ref[WatchedWorkers]") -> None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch.distributed
 
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, check_place
 
 Ranks = Literal["auto"] | tuple[int, int] | None
 
@@ -43,7 +43,4 @@ def check_ranks(ranks: object) -> None:
     """
     if ranks is None or ranks == "auto":
         return
-    match ranks:
-        case (int(rank), int(world)) if 0 <= rank < world:
-            return
-    raise UsageError(f"ranks is {ranks!r}, expected 'auto', None, or (rank, world) with 0 <= rank < world")
+    check_place("ranks", ranks, "'auto', None, or (rank, world) with 0 <= rank < world")

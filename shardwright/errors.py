@@ -4,6 +4,8 @@ Each class is also the builtin that a caller would catch, takes one string so th
 processes, and names the exit code that the command line gives it.
 """
 
+import operator
+
 
 class ShardwrightError(Exception):
     """Base of every error that this project raises on purpose."""
@@ -41,6 +43,38 @@ class ShardError(ShardwrightError, ValueError):
 
 class WorkerError(ShardwrightError, RuntimeError):
     """A worker of a loader died, hangs, or made what cannot be handed over. Names the process and the cause."""
+
+
+def whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
+    """``value`` as an int, whatever kind of whole number it is; a bool is none.
+
+    Raises
+    ------
+    UsageError
+        It is something else, or out of range.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} is {value!r}, expected a whole number {limits}")
+    return number
+
+
+def check_place(name: str, value: object, expected: str) -> None:
+    """Refuse what is not (number, count) with 0 <= number < count, both int.
+
+    Raises
+    ------
+    UsageError
+        It is something else: says what was ``expected``.
+    """
+    match value:
+        case (int(number), int(count)) if 0 <= number < count and type(number) is type(count) is int:
+            return
+    raise UsageError(f"{name} is {value!r}, expected {expected}")
 
 
 class PictureError(ShardwrightError, ValueError):

@@ -159,6 +159,15 @@ class OwnItems(ShardedDataset):
         return [(drawn(), self.ids([index])[0]) for index in indices]
 
 
+class OwnBatch(ShardedDataset):
+    """Makes its own samples, a batch at a time, at once."""
+
+    def __getitems__(self, indices: Any) -> Any:
+        batch = self.read_batch(indices)
+        numbers = torch.stack([drawn() for _ in range(len(batch))])
+        return list(zip(numbers, self.ids(indices), strict=True))
+
+
 def mixed(samples: Any) -> Any:
     """A collate function that draws once for each batch, as MixUp does."""
     numbers, ids = zip(*samples, strict=True)

@@ -41,7 +41,7 @@ def batches(share: Share) -> list[list[int]]:
 @given(orders, borders, worlds, st.integers(1, 8), st.sampled_from(["drop", "pad", "spread"]))
 def test_every_uneven_end(order: str, blocks: np.ndarray, world: int, batch: int, uneven: Any) -> None:
     lanes = world if order == "block" else 1
-    dealing = Dealing(batch * world, uneven, lanes)
+    dealing = Dealing(batch * world, uneven, lanes, world)
     epoch = epoch_of(order, blocks, lanes)
     shares = [share_of(epoch, dealing, rank, world) for rank in range(world)]
     rows, count = int(blocks[-1]), batch_count(int(blocks[-1]), dealing)
@@ -78,7 +78,7 @@ def test_the_rest_of_an_epoch_on_other_ranks(
     global_batch = batch * world
     others = data.draw(st.sampled_from([n for n in range(1, 9) if global_batch % n == 0]))
     lanes = world if order == "block" else 1
-    dealing = Dealing(global_batch, uneven, lanes)
+    dealing = Dealing(global_batch, uneven, lanes, world)
     epoch = epoch_of(order, blocks, lanes)
     before = [batches(share_of(epoch, dealing, rank, world)) for rank in range(world)]
     after = [batches(share_of(epoch, dealing, rank, others)) for rank in range(others)]
@@ -87,8 +87,7 @@ def test_the_rest_of_an_epoch_on_other_ranks(
     seen = Counter(i for rank in before for b in rank[:stop] for i in b)
     rest = Counter(i for rank in after for b in rank[stop:] for i in b)
     whole = Counter(i for rank in before for b in rank for i in b)
-    if uneven != "spread":  # else where the ends lie depends on how many there are
-        assert seen + rest == whole
+    assert seen + rest == whole
 
 
 def test_a_chunk_is_read_by_one_rank_but_at_the_cuts() -> None:
@@ -195,6 +194,24 @@ def test_resumed_in_the_middle_twice(built: Built, order: str, engine: str) -> N
     assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (3, 0)
 
 
+@pytest.mark.parametrize("order", ["exact", "block", "sequential"])
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (4, 2), (2, 3)])
+def test_evaluation_resumed_on_other_ranks_is_complete(
+    built: Built, order: Any, before: int, after: int
+) -> None:
+    shuffle, by = order != "sequential", order if order != "sequential" else "auto"
+    seen: Counter[str] = Counter()
+    for rank in range(before):
+        loader = loader_of(built, rank, before, 12 // before, by, shuffle, uneven="spread")
+        for _, (_, _, ids) in zip(range(3), loader, strict=False):
+            seen.update(ids)
+    for rank in range(after):
+        rest = loader_of(built, rank, after, 12 // after, by, shuffle, uneven="spread")
+        rest.load_state_dict(loader.state_dict())
+        seen.update(id for ids in ids_of(rest) for id in ids)
+    assert seen == Counter(built.ids)
+
+
 @pytest.mark.parametrize("order", ["exact", "block"])
 def test_resumed_on_another_number_of_ranks(built: Built, order: str) -> None:
     loaders = [loader_of(built, rank, 3, 8, order) for rank in range(3)]
@@ -211,7 +228,7 @@ def test_resumed_on_another_number_of_ranks(built: Built, order: str) -> None:
         rest = ids_of(loader)
         assert len(rest) == 5
         seen.update(id for ids in rest for id in ids)
-        assert loader.state_dict()["lanes"] == (2 if order == "block" else 1)
+        assert loader.state_dict()["ranks"] == 2
     undisturbed = Counter(
         id for rank in range(3) for ids in ids_of(loader_of(built, rank, 3, 8, order)) for id in ids
     )
@@ -228,7 +245,7 @@ def test_a_state_of_something_else_is_refused(built: Built, tmp_path: Path) -> N
     ]:
         with pytest.raises(UsageError, match=says):
             loader.load_state_dict(state)
-    with pytest.raises(UsageError, match="epoch, batch and lanes"):
+    with pytest.raises(UsageError, match="epoch, batch and ranks"):
         loader_of(built, 0, 1, 16).load_state_dict({**state, "batch": -1})
     # The order is the state's, whatever this machine would have chosen.
     loader = loader_of(built, 0, 1, 16, "exact")
@@ -287,15 +304,15 @@ def test_set_epoch_keeps_what_was_restored(built: Built, engine: str, by: str) -
 
 def test_another_epoch_is_dealt_out_over_the_ranks_there_are(built: Built) -> None:
     state = loader_of(built, 0, 3, 8).state_dict()
-    assert state["lanes"] == 3
+    assert state["ranks"] == 3
     loader = loader_of(built, 0, 2, 12)
     loader.load_state_dict({**state, "batch": 2})
     loader.set_epoch(1)
-    assert loader.state_dict()["lanes"] == 2
+    assert loader.state_dict()["ranks"] == 2
 
 
 def test_no_epoch_before_the_first(built: Built) -> None:
-    with pytest.raises(UsageError, match="epoch is -1, expected 0 or more"):
+    with pytest.raises(UsageError, match="epoch is -1, expected a whole number"):
         loader_of(built, 0, 1, 16).set_epoch(-1)
 
 
@@ -360,7 +377,68 @@ def test_the_sampler_shows_this_ranks_samples(built: Built) -> None:
     assert (one + other).epoch == one.epoch
 
 
-@pytest.mark.parametrize("ranks", ["some", (1,), (2, 2), (-1, 2), ("0", 1), 3])
+def test_a_state_shuffles_nothing_that_is_not_shuffled(built: Built) -> None:
+    shuffled, plain = loader_of(built, 0, 1, 16), loader_of(built, 0, 1, 16, "auto", shuffle=False)
+    for loader, state in [(shuffled, plain.state_dict()), (plain, shuffled.state_dict())]:
+        with pytest.raises(UsageError, match="order is '\\w+' there, '\\w+' here"):
+            loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_the_epoch_begun_last_counts(built: Built, engine: str) -> None:
+    loader = loader_of(built, 0, 1, 16, engine=engine)
+    state = loader.state_dict()
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    next(second)
+    if engine == "threads":
+        next(first)
+    else:
+        with pytest.raises(UsageError, match="another epoch of this loader was begun"):
+            next(first)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 2)
+    assert len(list(second)) == 11
+    third = iter(loader)
+    next(third)
+    assert next(second, None) is None
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (2, 1)
+    loader.load_state_dict(state)
+    next(third)
+    assert loader.state_dict() == state
+    loader.set_epoch(5)
+    list(third)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (5, 0)
+
+
+def test_an_epoch_of_no_batches_is_one_epoch(built: Built) -> None:
+    for engine in ("threads", "processes"):
+        loader = loader_of(built, 0, 1, 300, engine=engine, uneven="drop", workers=1)
+        assert [list(loader), list(loader)] == [[], []]
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_numbers_of_numpys(built: Built) -> None:
+    dataset = open_dataset(built.folder)
+    loader = make_loader(dataset, np.int32(16), shuffle=True, seed=np.int64(3))  # type: ignore[arg-type]
+    loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 2
+    wrong: list[Any] = [1.5, True, "1", -1]
+    for value in wrong:
+        with pytest.raises(UsageError, match="expected a whole number"):
+            loader.set_epoch(value)
+        with pytest.raises(UsageError, match="expected a whole number"):
+            make_loader(dataset, 4, seed=value)
+        for name in ("workers", "prefetch_batches", "mixed_chunks"):
+            with pytest.raises(UsageError, match=f"{name} is .*, expected a whole number"):
+                LoaderOptions(**{name: value})
+    with pytest.raises(UsageError, match="expected 'drop', or no drop_last"):
+        make_loader(dataset, 4, drop_last=True, options=LoaderOptions(uneven="pad"))
+    with pytest.raises(UsageError, match="there is no CUDA here"):
+        make_loader(dataset, 4, options=LoaderOptions(pin_memory=True))
+
+
+@pytest.mark.parametrize("ranks", ["some", (1,), (2, 2), (-1, 2), ("0", 1), (True, 2), 3])
 def test_ranks_that_are_none(built: Built, ranks: Any) -> None:
     with pytest.raises(UsageError, match="ranks is"):
         make_loader(open_dataset(built.folder), 4, ranks=ranks)

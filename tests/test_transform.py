@@ -1,7 +1,7 @@
 """Batches cropped, flipped and normalised: in the reading threads and on a device, as drawn for each sample."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +25,14 @@ from shardwright.loaders import (
     to_device,
 )
 from shardwright.loaders.draws import Drawing
+
+
+class Pair(NamedTuple):
+    """A batch of one's own kind."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -238,8 +246,65 @@ def test_a_device_gets_whatever_a_collate_function_makes(built: Built) -> None:
     batch = next(iter(to_device(loader, "meta")))
     assert batch["x"].device.type == "meta"
     assert batch["n"] == [16, "a"]
-    with pytest.raises(UsageError, match="collate_fn makes dict"):
+    with pytest.raises(UsageError, match="a batch is dict, .* expects its images"):
         next(iter(to_device(loader, "cpu", TRANSFORMS["crop"])))
+
+
+def test_what_a_device_transforms_is_the_images_stored(built: Built) -> None:
+    crop, normalize = TRANSFORMS["crop"], BatchTransform(normalize=Normalize(MEAN, STD))
+    options = LoaderOptions(engine="threads", quiet=True)
+    for change, says in [
+        (lambda x: x.float() / 255, "a batch is torch.float32"),
+        (lambda x: x[:, :20, :20], r"a batch is torch.uint8 \(16, 3, 20, 20\), .* uint8 \(16, 3, 40, 36\)"),
+    ]:
+        loader = make_loader(open_dataset(built.folder, transform=change), 16, options=options)
+        for transform in (crop, normalize):
+            with pytest.raises(UsageError, match=says):
+                next(iter(to_device(loader, "cpu", transform)))
+    with pytest.raises(UsageError, match="a second flip would undo the first"):
+        to_device(loader_of(built, TRANSFORMS["flip"]), "cpu", TRANSFORMS["flip"])
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_batch_of_no_images(tmp_path: Path, name: str) -> None:
+    few = build(tmp_path / "few", rows=1, shape=SHAPE)
+    transform = TRANSFORMS[name]
+    for rank in range(2):
+        dataset = open_dataset(few.folder)
+        options = LoaderOptions(workers=0, uneven="spread", quiet=True)
+        loader = to_device(make_loader(dataset, 4, ranks=(rank, 2), options=options), "cpu", transform)
+        ((images, _),) = loader
+        assert images.shape[1:] == torch.Size([3, *transform.shape(SHAPE)[:2]])
+        assert len(images) == rank
+
+
+def test_a_batch_stays_of_its_kind(built: Built) -> None:
+    for make in (list, Pair._make):
+        loader = make_loader(
+            open_dataset(built.folder), 16, collate_fn=lambda batch, make=make: make(batch.columns)
+        )
+        kind = type(next(iter(loader)))
+        assert type(next(iter(to_device(loader, "cpu", TRANSFORMS["crop"])))) is kind
+
+
+def test_autocast_changes_no_pixel(built: Built) -> None:
+    transform = TRANSFORMS["resized"]
+    plain = pixels_of(to_device(loader_of(built, None), "cpu", transform))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pixels_of(to_device(loader_of(built, None), "cpu", transform)) == plain
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_images(tmp_path: Path, channels: int) -> None:
+    built = build(tmp_path / "set", rows=20, shape=(12, 10, channels))
+    transform = BatchTransform(RandomResizedCrop(8), 0.5, Normalize((0.5,) * channels, (0.5,) * channels))
+    dataset = open_dataset(built.folder)
+    options = LoaderOptions(transform=transform, quiet=True)
+    threads = make_loader(dataset, 8, options=options)
+    device = to_device(make_loader(dataset, 8), "cpu", transform)
+    for (one, _), (other, _) in zip(threads, device, strict=True):
+        assert one.shape == other.shape == torch.Size([len(one), channels, 8, 8])
+        assert (one - other).abs().max() <= 1.01 / 255 / 0.5
 
 
 # --- what cannot be -------------------------------------------------------------------------------------
@@ -257,6 +322,11 @@ def test_a_device_gets_whatever_a_collate_function_makes(built: Built) -> None:
         (lambda: Normalize((0.5, 0.5), (0.5,)), "mean has 2 channels, std 1"),
         (lambda: Normalize((0.5,), (0.5,), torch.int8), "dtype is torch.int8"),
         (lambda: BatchTransform(flip=2), "flip is 2"),
+        (lambda: BatchTransform(224), "crop is 224"),  # type: ignore[arg-type]
+        (lambda: BatchTransform(normalize=0.5), "normalize is 0.5"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(True), "size is True"),
+        (lambda: RandomResizedCrop(8, scale=(0.1, 0.2, 0.3)), "scale is"),  # type: ignore[arg-type]
+        (lambda: LoaderOptions(transform=torch.neg), "expected a BatchTransform"),  # type: ignore[arg-type]
     ],
 )
 def test_options_that_make_no_sense(make: Any, says: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardwright.datasets import open_dataset
-from shardwright.loaders import Loader, LoaderOptions, make_loader
+from shardwright.loaders import Loader, LoaderOptions, collate, make_loader
 
 FOLDER, WORKERS = sys.argv[1], int(sys.argv[2])
 
@@ -27,7 +27,7 @@ def theirs(workers: int = WORKERS, batch_size: int = 8, **options: Any) -> Any:
     return StatefulDataLoader(
         loader.dataset,
         batch_sampler=loader.batch_sampler,
-        collate_fn=loader.collate_fn,
+        collate_fn=collate,
         num_workers=workers,
         **options,
     )
