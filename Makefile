@@ -61,7 +61,7 @@ typing:
 	@ln -sfn $(CURDIR)/shardwright/*.py $(CURDIR)/shardwright/py.typed $(TYPING)/
 	@for room in convert datasets loaders; do ln -sfn $(CURDIR)/$$room $(TYPING)/$$room; done
 
-test-interop: $(READY) ## Other readers read our shards: old h5py, h5dump, Hugging Face; in environments of their own
+test-interop: $(READY) ## Other readers on our shards, training frameworks over our loader; in environments of their own
 	$(BIN)/pytest -m interop --timeout 900
 
 soak: $(READY) ## Thousands of damaged files, and thousands of kills; takes more than an hour

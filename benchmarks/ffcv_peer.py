@@ -61,11 +61,13 @@ def write(images: Images, beton: Path, mode: str) -> None:
 
 
 def open_loader(
-    beton: Path, shape: tuple[int, ...], order: str, batch_size: int, threads: int, crop: int
+    beton: Path, shape: tuple[int, ...], order: str, batch_size: int, threads: int, crop: int, resized: bool
 ) -> Any:
     """FFCV's loader of ``beton``, whose images have ``shape`` (H, W, 3); without a crop if ``crop`` is 0."""
     decoder = SimpleRGBImageDecoder()
-    if crop:
+    if resized:
+        decoder = RandomResizedCropRGBImageDecoder((crop, crop))
+    elif crop:
         share = crop * crop / (shape[0] * shape[1])
         decoder = RandomResizedCropRGBImageDecoder((crop, crop), scale=(share, share), ratio=(1, 1))
     return Loader(
@@ -94,20 +96,22 @@ def is_window(window: Images, image: Images) -> bool:
     )
 
 
-def check(images: Images, batch: Any, labels: Any, indices: NDArray[np.uint64], crop: int, mode: str) -> None:
-    """Stop unless ``batch`` is of ``indices``; pixels are compared where they were stored as they are."""
+def check(
+    images: Images, batch: Any, labels: Any, indices: NDArray[np.uint64], crop: int, stored: bool
+) -> None:
+    """Stop unless ``batch`` is of ``indices``; its pixels too where they are those ``stored``."""
     size = (crop, crop) if crop else images.shape[1:3]
     if tuple(batch.shape) != (len(indices), 3, *size) or str(batch.dtype) != "torch.uint8":
         sys.exit(f"ffcv_peer.py: FFCV gave {batch.dtype} {tuple(batch.shape)}, expected uint8 of {size}")
     if labels.flatten().tolist() != (indices % CLASSES).tolist():
         sys.exit("ffcv_peer.py: FFCV gave labels of other images: remove the .beton")
-    if mode == "raw":
+    if stored:
         for index, window in zip(indices, batch.permute(0, 2, 3, 1).numpy(), strict=True):
             if not is_window(window, images[index]):
                 sys.exit(f"ffcv_peer.py: FFCV gave other pixels for image {index}: remove the .beton")
 
 
-def run(images: Images, loader: Any, epochs: int, crop: int, mode: str) -> list[float]:
+def run(images: Images, loader: Any, epochs: int, crop: int, stored: bool) -> list[float]:
     """Images a second of each epoch after the first."""
     rates = []
     for epoch in range(epochs):
@@ -116,7 +120,7 @@ def run(images: Images, loader: Any, epochs: int, crop: int, mode: str) -> list[
         start = time.perf_counter()
         for batch, labels in loader:
             if epoch == 0 and count == 0:
-                check(images, batch, labels, indices, crop, mode)
+                check(images, batch, labels, indices, crop, stored)
             count += len(batch)
         rates.append(count / (time.perf_counter() - start))
     return rates[1:]
@@ -133,6 +137,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--epochs", type=int, default=4, metavar="N", help="the first is not reported")
     parser.add_argument("--crop", type=int, default=0, metavar="PIXELS", help="random square of each image")
+    parser.add_argument("--resized", action="store_true", help="crop by scale (0.08, 1) and resize to --crop")
     parser.add_argument("--jpeg", action="store_true", help="store JPEGs of quality 90 instead of pixels")
     chosen = parser.parse_args()
     images: Images = np.load(chosen.images, mmap_mode="r")
@@ -147,12 +152,18 @@ def main() -> None:
     if not chosen.beton.exists():
         write(images, chosen.beton, mode)
     loader = open_loader(
-        chosen.beton, images.shape[1:], chosen.order, chosen.batch_size, chosen.threads, chosen.crop
+        chosen.beton,
+        images.shape[1:],
+        chosen.order,
+        chosen.batch_size,
+        chosen.threads,
+        chosen.crop,
+        chosen.resized,
     )
     stored = loader.reader.metadata["f0"]["mode"]
     if len(stored) != len(images) or (stored != MODES[mode]).any():
         sys.exit(f"ffcv_peer.py: '{chosen.beton}' was not written from these images as {mode}: remove it")
-    rates = run(images, loader, chosen.epochs, chosen.crop, mode)
+    rates = run(images, loader, chosen.epochs, chosen.crop, mode == "raw" and not chosen.resized)
     found = {name: version(name) for name in PACKAGES}
     print(json.dumps({"images_per_second": rates, **found, "threads_by": numba.threading_layer()}))
 

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,15 @@ import torch
 from baselines import BATCH, Places
 
 from shardwright.datasets import open_dataset
-from shardwright.loaders import LoaderOptions, collate, make_loader
+from shardwright.loaders import (
+    BatchTransform,
+    LoaderOptions,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    collate,
+    make_loader,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BENCH = REPOSITORY / "build" / "bench"
@@ -63,6 +71,10 @@ CLAIMS = [
     Claim("LZF, block", "obvious h5py recipe, 2 workers", 100),
     Claim("stock DataLoader, default collate, 2 workers", "per-sample memmap, 2 workers", 0.8),
     Claim("stock DataLoader, our collate, 2 workers", "hand-over limit, 2 workers", 0.9),
+    Claim("raw HDF5, exact, random crop 224 + flip", "raw HDF5, exact", 0.6),
+    Claim("raw HDF5, block, random crop 224 + flip", "raw HDF5, block", 0.6),
+    Claim("raw HDF5, exact, RandomResizedCrop by OpenCV", "FFCV raw RANDOM, RandomResizedCrop", 1),
+    Claim("raw HDF5, exact, RandomResizedCrop by torch", "FFCV raw RANDOM, RandomResizedCrop", 1),
     Claim("cold, raw HDF5, block", "cold, large sequential reads", 0.9),
     Claim("cold, raw HDF5, exact", "cold, large sequential reads", 0.9),
 ]
@@ -101,8 +113,12 @@ def prepare() -> tuple[dict[str, Path], Path]:
 def rows_of(folders: dict[str, Path], images: Path, threads: int, cold: bool) -> list[Row]:
     """All rows, in the order in which a round runs them."""
 
-    def ours(name: str, order: Any, verify: Any = "first") -> Callable[[int], float]:
-        options = LoaderOptions(engine="threads", workers=threads, shuffle_by=order, quiet=True)
+    def ours(
+        name: str, order: Any, verify: Any = "first", transform: BatchTransform | None = None
+    ) -> Callable[[int], float]:
+        options = LoaderOptions(
+            engine="threads", workers=threads, shuffle_by=order, transform=transform, quiet=True
+        )
         dataset = open_dataset(folders[name], verify=verify)
         loader = make_loader(dataset, BATCH, shuffle=True, drop_last=True, options=options)
         return lambda _: baselines.over(loader)
@@ -144,6 +160,24 @@ def rows_of(folders: dict[str, Path], images: Path, threads: int, cold: bool) ->
         Row("LZF, block, verify='off'", ours("lzf", "block", "off")),
         Row("LZF, block, verify='read'", ours("lzf", "block", "read")),
     ]
+    crop = BatchTransform(RandomCrop(224), flip=0.5)
+    resized = {
+        "torch": BatchTransform(RandomResizedCrop(224), flip=0.5),
+        "OpenCV": BatchTransform(RandomResizedCrop(224, resize="opencv"), flip=0.5),
+    }
+    normalize = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    rows += [
+        Row("raw HDF5, exact, random crop 224 + flip", ours("raw", "exact", transform=crop)),
+        Row("raw HDF5, block, random crop 224 + flip", ours("raw", "block", transform=crop)),
+        *(
+            Row(f"raw HDF5, exact, RandomResizedCrop by {name}", ours("raw", "exact", transform=transform))
+            for name, transform in resized.items()
+        ),
+        Row(
+            "raw HDF5, exact, random crop 224 + flip, float32",
+            ours("raw", "exact", transform=replace(crop, normalize=normalize)),
+        ),
+    ]
     if cold:
 
         def cold_epoch(order: Any) -> Callable[[int], float]:
@@ -174,7 +208,7 @@ def ffcv_rows(images: Path, threads: int) -> list[Row]:
         print("no build/ffcv: run `make ffcv` for FFCV's rows", file=sys.stderr)
         return []
 
-    def run(order: str) -> Callable[[int], float]:
+    def run(order: str, *others: str) -> Callable[[int], float]:
         command = [
             str(python),
             "-P",
@@ -183,7 +217,7 @@ def ffcv_rows(images: Path, threads: int) -> list[Row]:
             str(images),
         ]
         command += ["--beton", str(BENCH / "images.beton"), "--order", order, "--batch-size", str(BATCH)]
-        command += ["--threads", str(threads), "--epochs", "4"]
+        command += ["--threads", str(threads), "--epochs", "4", *others]
 
         def epoch(_: int) -> float:
             said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
@@ -191,7 +225,11 @@ def ffcv_rows(images: Path, threads: int) -> list[Row]:
 
         return epoch
 
-    return [Row("FFCV raw RANDOM", run("random")), Row("FFCV raw SEQUENTIAL", run("sequential"))]
+    return [
+        Row("FFCV raw RANDOM", run("random")),
+        Row("FFCV raw SEQUENTIAL", run("sequential")),
+        Row("FFCV raw RANDOM, RandomResizedCrop", run("random", "--crop", "224", "--resized")),
+    ]
 
 
 def memory_over_epochs(folder: Path, threads: int, epochs: int = 20) -> list[float]:

@@ -15,6 +15,7 @@ from shardwright.datasets.buffers import RowBuffers
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, Verify
+from shardwright.datasets.seeds import SeededIndices
 from shardwright.errors import FormatError, UsageError
 
 Transform = Callable[[Any], Any]
@@ -65,6 +66,9 @@ class ShardedDataset(Dataset[Any]):
     verify
         When the CRC-32 of a row's pixels is checked: ``"first"``, when this process first reads it;
         ``"read"``, whenever it is read; ``"off"``, never.
+    part
+        ``(node, nodes)``: every nodes-th shard from number ``node`` on, as a data set of its own; the others need not
+        be there. None: all of it.
     transform, target_transform
         Called with the image tensor, and with the label, of each sample.
 
@@ -84,6 +88,7 @@ class ShardedDataset(Dataset[Any]):
         version: int | None = None,
         columns: Sequence[str] | None = None,
         verify: Verify = "first",
+        part: tuple[int, int] | None = None,
         transform: Transform | None = None,
         target_transform: Transform | None = None,
     ) -> None:
@@ -92,10 +97,14 @@ class ShardedDataset(Dataset[Any]):
         self.path = Path(path)
         self.columns = ("image", "label") if columns is None else tuple(columns)
         self.verify: Verify = verify
+        self.part = part
         self.transform = transform
         self.target_transform = target_transform
+        self._whole: Manifest | None = None
         self._manifest: Manifest | None = None
         self._reader: tuple[int, Reader] | None = None  # of the process with that id
+        if part is not None:
+            _check_part(part)
         self.version = version
         self.version = self.manifest.version
         known = {column.name: column.kind for column in self.manifest.columns}
@@ -108,15 +117,22 @@ class ShardedDataset(Dataset[Any]):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the version that is read."""
+        """The manifest of the version that is read; of a ``part``, with its shards and rows alone."""
         if self._manifest is None:
+            self._manifest = self.whole if self.part is None else self.whole.part(*self.part)
+        return self._manifest
+
+    @property
+    def whole(self) -> Manifest:
+        """The manifest of all parts."""
+        if self._whole is None:
             manifest = read_manifest(self.path, self.version)
             if self.storage not in (None, manifest.storage):
                 raise FormatError(
                     f"'{self.path}' is {manifest.storage}, {type(self).__name__} reads {self.storage}: use open_dataset"
                 )
-            self._manifest = manifest
-        return self._manifest
+            self._whole = manifest
+        return self._whole
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -207,7 +223,12 @@ class ShardedDataset(Dataset[Any]):
         return self.samples(self.read_batch([index]), [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Sequence[Any]:
-        """All samples of a batch; `torch.utils.data.DataLoader` calls it where it is there."""
+        """All samples of a batch; `torch.utils.data.DataLoader` calls it where it is there.
+
+        `SeededIndices` seed the generators of random numbers: for each sample, and at first for the batch.
+        """
+        if isinstance(indices, SeededIndices):
+            indices.seed_batch()
         if type(self).__getitem__ is not ShardedDataset.__getitem__:
             return [self[i] for i in indices]  # a subclass that makes its own samples
         return self.samples(self.read_batch(indices), indices)
@@ -217,11 +238,12 @@ class ShardedDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Path and version say all; a subclass's own attributes go along.
-        return {**self.__dict__, "_manifest": None, "_reader": None}
+        return {**self.__dict__, "_whole": None, "_manifest": None, "_reader": None}
 
     def __repr__(self) -> str:
         rows, shape = len(self), self.image_shape
-        return f"{type(self).__name__}('{self.path}', version={self.version}): {rows} images {shape}"
+        part = f", part={self.part}" if self.part else ""
+        return f"{type(self).__name__}('{self.path}', version={self.version}{part}): {rows} images {shape}"
 
     def _transformed(self, sample: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
         change = {"image": self.transform, "label": self.target_transform}
@@ -236,6 +258,8 @@ class ShardedDataset(Dataset[Any]):
 
     def _indices(self, indices: Iterable[Any]) -> npt.NDArray[np.int64]:
         """Checked indices, negative ones counted from the end, as for a list."""
+        if isinstance(indices, SeededIndices):
+            indices = indices.indices
         if isinstance(indices, np.ndarray) and indices.dtype.kind == "i":
             wanted = indices.astype(np.int64)
         else:
@@ -246,6 +270,13 @@ class ShardedDataset(Dataset[Any]):
             bad = wanted[(wanted < 0) | (wanted >= rows)][0]
             raise IndexError(f"index {bad if bad >= 0 else bad - rows} of a data set of {rows} samples")
         return wanted
+
+
+def _check_part(part: object) -> None:
+    match part:
+        case (int(node), int(nodes)) if 0 <= node < nodes:
+            return
+    raise UsageError(f"part is {part!r}, expected (node, nodes) with 0 <= node < nodes")
 
 
 def _as_torch(values: npt.NDArray[Any]) -> Any:

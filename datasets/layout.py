@@ -15,10 +15,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from shardwright.datasets.ids import id_to_path, path_to_id
+from shardwright.errors import UsageError
 
 __all__ = [
     "COLUMN_KINDS",
@@ -145,6 +146,21 @@ class Manifest:
     def bytes(self) -> int:
         """Size of all shard files in bytes."""
         return sum(file.bytes for shard in self.shards for file in shard.files)
+
+    def part(self, node: int, nodes: int) -> "Manifest":
+        """The same with every ``nodes``-th shard alone, from ``node`` on. What is said of all rows stays as it is.
+
+        Raises
+        ------
+        UsageError
+            There are fewer shards than nodes.
+        """
+        if nodes > len(self.shards):
+            raise UsageError(
+                f"{nodes} parts of a data set of {len(self.shards)} shards: expected at most as many"
+            )
+        shards = self.shards[node::nodes]
+        return replace(self, shards=shards, rows=sum(shard.living_rows for shard in shards))
 
     def fingerprint(self) -> str:
         """SHA-256 over the hashes of all shard files, in hex, its first 16 digits: what the data set holds."""

@@ -16,6 +16,7 @@ def open_dataset(
     version: int | None = None,
     columns: Sequence[str] | None = None,
     verify: Verify = "first",
+    part: tuple[int, int] | None = None,
     transform: Transform | None = None,
     target_transform: Transform | None = None,
 ) -> ShardedDataset:
@@ -35,6 +36,7 @@ def open_dataset(
         version=manifest.version,
         columns=columns,
         verify=verify,
+        part=part,
         transform=transform,
         target_transform=target_transform,
     )

@@ -51,7 +51,8 @@ class Reader:
     def __init__(self, folder: Path, manifest: Manifest, verify: Verify = "first") -> None:
         self.folder, self.manifest, self.verify = folder, manifest, verify
         self.rows = RowMap(manifest.shards)
-        self.row_bytes = int(np.prod(manifest.image_shape))
+        self.image_shape = manifest.image_shape
+        self.row_bytes = int(np.prod(self.image_shape))
         self._files = FileCache()
         self._lists: deque[ReadList | None] = deque()  # of threads that are not reading now
         self._kept, self._scratch = _Kept(KEPT_BYTES), _Scratch()

@@ -1,14 +1,21 @@
 """The batches of an epoch that one rank reads: what a DataLoader calls its batch sampler."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any, get_args
 
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from shardwright.datasets.base import ShardedDataset
-from shardwright.loaders.order import Epoch, block_shuffle, exact_shuffle, sequential
+from shardwright.datasets.seeds import SeededIndices
+from shardwright.errors import UsageError
+from shardwright.loaders.draws import Drawing
+from shardwright.loaders.order import Epoch, Order, block_shuffle, exact_shuffle, sequential
 from shardwright.loaders.plan import LoaderPlan
-from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, share_of
+from shardwright.loaders.position import Position, position_in
+from shardwright.loaders.ranks import Dealing, Share, Uneven, batch_count, in_step, share_of
+from shardwright.loaders.transform import BatchTransform, ImageShape
 from shardwright.loaders.world import Ranks, resolved
 
 
@@ -19,6 +26,8 @@ class EpochBatches(Sampler[Any]):
     ----------
     next_epoch, next_batch
         Where the next iteration begins.
+    position : Position
+        What was handed out, which the loader counts: it may be behind what was drawn here.
     """
 
     def __init__(
@@ -32,50 +41,186 @@ class EpochBatches(Sampler[Any]):
         ranks: Ranks = None,
     ) -> None:
         self.plan, self.batch_size, self.seed, self.uneven = plan, batch_size, seed, uneven
-        self.ranks = ranks
+        self.ranks, self.part = ranks, dataset.part
+        nodes = dataset.part[1] if dataset.part else 1
+        self._rows_of_parts = [dataset.whole.part(node, nodes).rows for node in range(nodes)]
+        self._node = dataset.part[0] if dataset.part else 0  # indices count in the part alone
         #: Where chunks begin, in indices.
         self.blocks = dataset.reader.rows.blocks(dataset.manifest.chunk_rows)
         self.next_epoch = self.next_batch = 0
+        self._dataset = dataset
         self._lanes: int | None = None  # of the epoch that is resumed
+        self.position = self.next_position
 
     @property
     def rank_and_world(self) -> tuple[int, int]:
         """This rank's number, and how many there are."""
-        return resolved(self.ranks)
+        return resolved(self.ranks, self.part)
 
     @property
     def dealing(self) -> Dealing:
         """How the next epoch is dealt out."""
         _, world = self.rank_and_world
-        lanes = 1 if self.plan.order != "block" else self._lanes or world
-        return Dealing(self.batch_size * world, self.uneven, lanes)
+        return self._dealing(1 if self.plan.order != "block" else self._lanes or world)
 
-    def take_share(self) -> tuple[Share, int, int]:
-        """(this rank's share of the next epoch, number of the epoch, its batch to begin with)."""
-        epoch, first = self.next_epoch, self.next_batch
-        share = share_of(self._order(epoch), self.dealing, *self.rank_and_world)
-        self.next_epoch, self.next_batch, self._lanes = epoch + 1, 0, None
-        return share, epoch, min(first, len(share))
+    def _dealing(self, lanes: int) -> Dealing:
+        _, world = self.rank_and_world
+        dealing = Dealing(self.batch_size * world, self.uneven, lanes)
+        return in_step(self._rows_of_parts, dealing) if self.part else dealing
 
-    def resume(self, epoch: int, batch: int, lanes: int) -> None:
-        """Begin the next iteration in the middle of an epoch that was begun on ``lanes`` ranks."""
-        self.next_epoch, self.next_batch, self._lanes = epoch, batch, lanes
+    def share(self, epoch: int, lanes: int) -> Share:
+        """This rank's share of an epoch that is dealt out in ``lanes``, all of it."""
+        return share_of(self._order(epoch, lanes), self._dealing(lanes), *self.rank_and_world)
 
-    def _order(self, epoch: int) -> Epoch:
+    @property
+    def next_position(self) -> Position:
+        """Where the next iteration begins."""
+        return Position(self.next_epoch, self.next_batch, self.dealing.lanes)
+
+    def after(self, position: Position) -> Position:
+        """The beginning of the epoch after ``position``."""
+        return Position(position.epoch + 1, 0, self.dealing.lanes)
+
+    def next_share(self) -> Share:
+        """This rank's share of the next epoch, all of it."""
+        return self.share(self.next_epoch, self.dealing.lanes)
+
+    def take_share(self) -> Share:
+        """This rank's share of the next epoch; the one after that is the next then."""
+        share = self.next_share()
+        self.next_epoch, self.next_batch, self._lanes = self.next_epoch + 1, 0, None
+        return share
+
+    def seeded(self, indices: Any, epoch: int) -> SeededIndices:
+        """Indices of a batch, which seed the generators of random numbers for each of them."""
+        return SeededIndices(indices, self.seed, epoch, self._node)
+
+    def drawing(self, transform: BatchTransform, epoch: int, image_shape: ImageShape) -> Drawing:
+        """What is drawn for the images of an epoch, which are of ``image_shape``."""
+        return Drawing(transform, image_shape, self.seed, epoch, self._node)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be epoch ``epoch``, counted from 0: what is left of it, where it was restored.
+
+        Frameworks call this for the epoch whose state they have just restored: it must stay where it is, or the
+        batches before it would silently come a second time.
+        """
+        if epoch < 0:
+            raise UsageError(f"epoch is {epoch}, expected 0 or more")
+        if epoch != self.next_epoch:
+            self.next_epoch, self.next_batch, self._lanes = epoch, 0, None
+        self.position = self.next_position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next iteration begins, as JSON values; an iterator's own says where that one is.
+
+        Both as `torchdata.stateful_dataloader.StatefulDataLoader` asks for them, with the keys of `Loader`'s.
+        """
+        return self.described(self.next_position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where ``state`` was taken, which may be one of a `Loader`.
+
+        Raises
+        ------
+        UsageError
+            The state is of something else: names what.
+        """
+        plan = self.plan
+        if state.get("order") in get_args(Order) and isinstance(state.get("mixed_chunks"), int):
+            # The choice may have been another one on another machine; it is kept.
+            plan = replace(plan, order=state["order"], mixed_chunks=state["mixed_chunks"])
+        self.position = restored = position_in(state, self._identity(plan))
+        self.plan = plan
+        self.next_epoch, self.next_batch, self._lanes = restored.epoch, restored.batch, restored.lanes
+
+    def described(self, position: Position) -> dict[str, Any]:
+        """A state that is at ``position``."""
+        return {**self._identity(self.plan), **asdict(position)}
+
+    def _identity(self, plan: LoaderPlan) -> dict[str, Any]:
+        """What must be the same for the order to be the same."""
+        return {
+            "dataset": self._fingerprint,
+            "version": self._dataset.version,
+            "rows": self._dataset.whole.rows,
+            "parts": len(self._rows_of_parts),
+            "seed": self.seed,
+            "order": plan.order,
+            "mixed_chunks": plan.mixed_chunks,
+            "global_batch": self.dealing.global_batch,
+            "uneven": self.uneven,
+        }
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        # Once: torchdata asks for a state with every batch.
+        return self._dataset.whole.fingerprint()
+
+    def _order(self, epoch: int, lanes: int) -> Epoch:
         match self.plan.order:
             case "sequential":
                 return sequential(self.blocks, self.plan.mixed_chunks)
             case "exact":
                 return exact_shuffle(self.blocks, self.seed, epoch)
             case "block":
-                lanes = self.dealing.lanes
                 return block_shuffle(self.blocks, self.plan.mixed_chunks, self.seed, epoch, lanes)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: DataLoader makes two iterators of its first epoch, and draws from one.
-        share, _, first = self.take_share()
-        for k in range(first, len(share)):
-            yield share.indices[share.bounds[k] : share.bounds[k + 1]]
+        return _Drawn(self)
 
     def __len__(self) -> int:
         return batch_count(int(self.blocks[-1]), self.dealing)
+
+
+class _Drawn(Iterator[Any]):
+    """Takes its share when it is first drawn from: a DataLoader makes two of its first epoch, and draws from one."""
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+        self._share: Share | None = None
+        self._at = Position()
+
+    def __next__(self) -> Any:
+        share = self._share or self._begun()
+        k = self._at.batch
+        if k == len(share):
+            raise StopIteration
+        self._at = replace(self._at, batch=k + 1)
+        return self._batches.seeded(share.indices[share.bounds[k] : share.bounds[k + 1]], self._at.epoch)
+
+    def _begun(self) -> Share:
+        at = self._batches.next_position
+        self._share = self._batches.take_share()
+        self._at = replace(at, batch=min(at.batch, len(self._share)))
+        return self._share
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._batches.state_dict() if self._share is None else self._batches.described(self._at)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._batches.load_state_dict(state)
+        self._begun()
+
+
+class RankSampler(DistributedSampler[int]):
+    """The samples of a rank's next epoch, one by one: what frameworks look for as the ``sampler`` of a loader.
+
+    A DistributedSampler, because such a one tells Lightning that sharding is done. Nothing but these methods is of
+    that class: the number of ranks may not be known yet.
+    """
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        self._batches.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._batches.next_share().indices.tolist())
+
+    def __len__(self) -> int:
+        batches = self._batches
+        if batches.uneven == "spread":
+            return len(batches.next_share().indices)
+        return len(batches) * batches.batch_size

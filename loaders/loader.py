@@ -1,21 +1,26 @@
 """`make_loader`: a tuned `torch.utils.data.DataLoader` over a converted data set."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, default_collate
 
 from shardwright.datasets.base import SampleBatch, ShardedDataset
+from shardwright.datasets.reader import Reader
+from shardwright.datasets.seeds import SeededIndices, kept_generators
 from shardwright.errors import UsageError
-from shardwright.loaders.batches import EpochBatches
+from shardwright.loaders.batches import EpochBatches, RankSampler
+from shardwright.loaders.cropping import CroppingReader, resizer_of
 from shardwright.loaders.options import LoaderOptions
-from shardwright.loaders.order import Order
-from shardwright.loaders.plan import plan
+from shardwright.loaders.plan import LoaderPlan, plan
 from shardwright.loaders.pool import Pool
+from shardwright.loaders.position import Position
 from shardwright.loaders.threads import ReadAhead
+from shardwright.loaders.transform import BatchTransform
 from shardwright.loaders.world import Ranks, check_ranks, resolved
 
 
@@ -50,6 +55,10 @@ class Loader(DataLoader[Any]):
             persistent_workers=processes > 0,
             multiprocessing_context=options.start_method if processes else None,
         )
+        if batches.ranks is not None:
+            # Frameworks look here for `set_epoch`, and whether sharding is done. DataLoader lets nobody set it.
+            object.__setattr__(self, "sampler", RankSampler(batches))
+            self._is_accelerate_prepared = True  # Accelerate would deal out again what is a share already
         self.batches = batches
         self._options = options
         # What is read ahead, what the user looks at and what comes back meanwhile: no more is kept.
@@ -57,51 +66,76 @@ class Loader(DataLoader[Any]):
         if self.plan.order != "exact":
             group_rows = self.plan.mixed_chunks * dataset.manifest.chunk_rows
             spare += 2 * -(-group_rows // batches.batch_size)
-        image_bytes = int(np.prod(dataset.manifest.image_shape))
+        self._transform = options.transform or BatchTransform()
+        #: (height, width, channels) and dtype of the images.
+        self.image_shape = self._transform.shape(dataset.manifest.image_shape)
+        self.image_dtype = self._transform.dtype
+        image_bytes = math.prod(self.image_shape) * self.image_dtype.itemsize
         largest = batches.batch_size if batches.uneven == "pad" else min(batches.batch_size, len(dataset))
         self._pool = Pool(largest * image_bytes, spare, pinned=self.plan.pin_memory)
         self._announced = options.quiet or self.plan.order == "sequential"
-        self._position = Position(lanes=self._lanes())
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # As a generator it begins when the first batch is asked for: Lightning sets the epoch after iter().
+        yield from self.counted(*self.begin())
+
+    def begin(self) -> tuple["Position", Iterator[Any]]:
+        """Begin the next epoch, or what is left of it: where that is, and its batches, which are not counted yet."""
         if not self._announced:
             print(f"shardwright: {self.plan}", file=sys.stderr)
             self._announced = True
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        position = self.batches.next_position
         if self.plan.engine == "processes" or not dataset.has_images or dataset.makes_samples:
-            epoch, first = self.batches.next_epoch, self.batches.next_batch
-            return self._counted(super().__iter__(), epoch, first)
-        share, epoch, first = self.batches.take_share()
+            batches = super().__iter__()
+            return position, batches if self.num_workers else _undisturbed(batches)
+        share = self.batches.take_share()
         ahead = ReadAhead(
             dataset,
+            self._reader(position.epoch),
             share,
             self._pool,
-            first=first,
+            dtype=self.image_dtype,
+            first=min(position.batch, len(share)),
             blocks=None if self.plan.order == "exact" else self.batches.blocks,
             threads=self.plan.workers,
             ahead=self._options.prefetch_batches,
         )
-        return self._counted(map(self._collated, ahead), epoch, first)
+        if not dataset.per_sample and self.collate_fn is collate:
+            return position, (collate(batch) for _, batch in ahead)
+        return position, _undisturbed(
+            self._collated(self.batches.seeded(indices, position.epoch), batch) for indices, batch in ahead
+        )
 
-    def _collated(self, read: tuple[Any, SampleBatch]) -> Any:
+    def counted(self, position: "Position", batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, which begin at ``position``, counted as they are handed out."""
+        return _Counted(self.batches, position, batches)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of what a batch holds, in that order."""
         dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        indices, batch = read
+        return dataset.columns
+
+    def _reader(self, epoch: int) -> Reader | CroppingReader:
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        if self._transform == BatchTransform():
+            return dataset.reader
+        drawing = self.batches.drawing(self._transform, epoch, dataset.manifest.image_shape)
+        packed = any(shard.compressed_chunks for shard in dataset.manifest.shards)
+        return CroppingReader(dataset.reader, drawing, packed=packed)
+
+    def _collated(self, indices: SeededIndices, batch: SampleBatch) -> Any:
+        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
+        indices.seed_batch()
         return self.collate_fn(dataset.samples(batch, indices))  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch ``epoch``, counted from 0."""
-        if epoch < 0:
-            raise UsageError(f"epoch is {epoch}, expected 0 or more")
-        self.batches.next_epoch, self.batches.next_batch = epoch, 0
-        self._position = Position(epoch, 0, self.batches.dealing.lanes)
+        """Let the next iteration be epoch ``epoch``, counted from 0.
 
-    def _counted(self, batches: Iterator[Any], epoch: int, first: int) -> Iterator[Any]:
-        return _Counted(
-            self, batches, Position(epoch, first, self._position.lanes if first else self._lanes())
-        )
-
-    def _lanes(self) -> int:
-        return self.batches.dealing.lanes
+        After `load_state_dict` of a state in the middle of that epoch it is what is left of it.
+        """
+        self.batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, as JSON values, the same on every rank: saved by one, restored by all.
@@ -109,7 +143,7 @@ class Loader(DataLoader[Any]):
         Counts the batches that were handed out, not those that were read ahead. Of the loop begun last, if there are
         several.
         """
-        return {**self._identity(), **asdict(self._position)}
+        return self.batches.described(self.batches.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken.
@@ -123,63 +157,37 @@ class Loader(DataLoader[Any]):
         UsageError
             The state is of something else: names what.
         """
-        chosen = {key: state.get(key) for key in ("order", "mixed_chunks")}
-        if chosen["order"] in get_args(Order) and isinstance(chosen["mixed_chunks"], int):
-            # The choice may have been another one on another machine; it is kept.
-            self.plan = self.batches.plan = replace(self.plan, **chosen)  # type: ignore[arg-type]
-        wrong = [
-            f"{key} is {state.get(key)!r} there, {value!r} here"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        numbers = [state.get(key) for key in ("epoch", "batch", "lanes")]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
-            wrong.append(f"epoch, batch and lanes are {numbers}")
-        if wrong:
-            raise UsageError(f"the state is not of this loader: {'; '.join(wrong)}")
-        self._position = Position(*numbers)  # type: ignore[arg-type]
-        self.batches.resume(self._position.epoch, self._position.batch, self._position.lanes)
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for the order to be the same."""
-        dataset: ShardedDataset = self.dataset  # type: ignore[assignment]
-        return {
-            "dataset": dataset.manifest.fingerprint(),
-            "version": dataset.version,
-            "rows": len(dataset),
-            "seed": self.batches.seed,
-            "order": self.plan.order,
-            "mixed_chunks": self.plan.mixed_chunks,
-            "global_batch": self.batches.dealing.global_batch,
-            "uneven": self.batches.uneven,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Batches of ``epoch`` that were handed out, of an order in so many ``lanes``."""
-
-    epoch: int = 0
-    batch: int = 0
-    lanes: int = 1
+        self.batches.load_state_dict(state)
+        self.plan = self.batches.plan
 
 
 class _Counted(Iterator[Any]):
     """Batches, and in the loader's state how many of them were handed out."""
 
-    def __init__(self, loader: Loader, batches: Iterator[Any], position: Position) -> None:
-        self._loader, self._batches, self._position = loader, batches, position
-        loader._position = position
+    def __init__(self, sampler: EpochBatches, position: Position, batches: Iterator[Any]) -> None:
+        self._sampler, self._batches, self._position = sampler, batches, position
+        sampler.position = position
 
     def __next__(self) -> Any:
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._loader._position = Position(self._position.epoch + 1, 0, self._loader._lanes())
+            self._sampler.position = self._sampler.after(self._position)
             raise
         self._position = replace(self._position, batch=self._position.batch + 1)
-        self._loader._position = self._position
+        self._sampler.position = self._position
         return batch
+
+
+def _undisturbed(batches: Iterator[Any]) -> Iterator[Any]:
+    """``batches`` that are made in this process, without leaving its generators of random numbers seeded."""
+    ended = object()  # a collate function may return None
+    while True:
+        with kept_generators():
+            batch = next(batches, ended)
+        if batch is ended:
+            return
+        yield batch
 
 
 def make_loader(
@@ -237,11 +245,27 @@ def make_loader(
     options = options or LoaderOptions()
     chosen = plan(dataset, int(batch_size), shuffle, options)
     check_ranks(ranks)
+    if options.transform:
+        _check_transform(dataset, chosen, options.transform)
     uneven = options.uneven or ("drop" if drop_last else "spread" if not shuffle else None)
     if uneven is None:  # alone, there is nobody to keep step with
         uneven = "pad" if resolved(ranks)[1] > 1 else "spread"
     batches = EpochBatches(dataset, chosen, int(batch_size), seed=seed, uneven=uneven, ranks=ranks)
     return Loader(dataset, batches, collate_fn or collate, options)
+
+
+def _check_transform(dataset: ShardedDataset, plan: LoaderPlan, transform: BatchTransform) -> None:
+    transform.shape(dataset.manifest.image_shape)
+    resizer_of(transform.crop)  # what it needs may not be there
+    if plan.engine != "threads" or dataset.makes_samples:
+        raise UsageError(
+            f"LoaderOptions(transform=...) is for the reading threads, and here are {plan.engine} ({plan.why_engine}): "
+            "transform batches there, or samples by the Dataset's transform, not both"
+        )
+    if not dataset.has_images:
+        raise UsageError(
+            f"transform is given, and no images are among the columns {', '.join(dataset.columns)}"
+        )
 
 
 def collate(samples: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from shardwright.errors import UsageError
 from shardwright.loaders.ranks import Uneven
+from shardwright.loaders.transform import BatchTransform
 
 Engine = Literal["auto", "threads", "processes"]
 ShuffleBy = Literal["auto", "exact", "block"]
@@ -46,6 +47,9 @@ class LoaderOptions:
         ``pad`` fills up with samples from the beginning of the epoch, ``spread`` hands out each sample exactly once, in
         as many batches on every rank. None: drop with ``drop_last``; else spread without ``shuffle`` or on one rank,
         where the last batch is just shorter; else pad.
+    transform
+        What the reading threads do to the images of a batch, such as
+        ``BatchTransform(crop=RandomCrop(224), flip=0.5)``.
     quiet
         Do not print which order was chosen.
     """
@@ -59,6 +63,7 @@ class LoaderOptions:
     pin_memory: bool | None = None
     start_method: StartMethod | None = None
     uneven: Uneven | None = None
+    transform: BatchTransform | None = None
     quiet: bool = False
 
     def __post_init__(self) -> None:

@@ -4,10 +4,10 @@ New memory costs as much as reading into it: the kernel clears every page. A buf
 tensor or view on it is gone, however long the user keeps it.
 """
 
+import math
 import weakref
 from collections import deque
 
-import numpy as np
 import torch
 
 from shardwright.datasets.buffers import Pixels, aligned
@@ -25,16 +25,19 @@ class Pool:
         # No lock: a buffer can come back in the middle of `take`, when the garbage collector runs there.
         self._free: deque[Pixels] = deque(maxlen=spare)
 
-    def take(self, shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, Pixels]:
-        """A uint8 tensor (N, H, W, C), and an array that shares its memory; of undefined content."""
+    def take(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.uint8
+    ) -> tuple[torch.Tensor, Pixels]:
+        """A tensor (N, H, W, C), and its bytes, an array that shares its memory; of undefined content."""
+        size = math.prod(shape) * dtype.itemsize
         if self.pinned:
-            tensor = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-            return tensor, tensor.numpy()
+            memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return memory.view(dtype).view(shape), memory.numpy()
         try:
             buffer = self._free.pop()
         except IndexError:
             buffer = aligned(self.buffer_bytes)
-        array = buffer[: int(np.prod(shape))].reshape(shape)
+        array = buffer[:size]
         # The tensor, and all that is made of it, hold this array; the pool holds the memory behind it.
         weakref.finalize(array, self._free.append, buffer).atexit = False
-        return torch.from_numpy(array), array
+        return torch.from_numpy(array).view(dtype).view(shape), array

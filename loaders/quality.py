@@ -68,7 +68,7 @@ def shuffle_quality(
     """
     batches = make_loader(dataset, batch_size, shuffle=True, seed=seed, options=options).batches
     labels, blocks = dataset.labels(), batches.blocks
-    orders = [batches.take_share()[0].indices for _ in range(max(2, epochs))]
+    orders = [batches.take_share().indices for _ in range(max(2, epochs))]
     exact = [exact_shuffle(blocks, seed, epoch).indices for epoch in range(len(orders))]
     return ShuffleQuality(
         batches.plan.order, _mix(orders, labels, blocks, batch_size), _mix(exact, labels, blocks, batch_size)

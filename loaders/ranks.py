@@ -6,7 +6,8 @@ epoch, so that only a chunk at a cut is read by two ranks: a global batch is the
 In the other orders there is one lane.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,11 +32,15 @@ class Dealing:
         the beginning. ``spread``: every sample exactly once; what is left is spread over the ranks.
     lanes
         Lanes of the order.
+    batches
+        How many there are to be, where others have more or fewer samples; None: as many as there are samples for. More
+        are only made of ``spread``, fewer only of the others.
     """
 
     global_batch: int
     uneven: Uneven
     lanes: int = 1
+    batches: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +60,23 @@ class Share:
 
 def batch_count(rows: int, dealing: Dealing) -> int:
     """Batches of one epoch, the same on every rank."""
+    if dealing.batches is not None:
+        return dealing.batches
     batch = dealing.global_batch // dealing.lanes
     lengths = np.diff(_cuts(rows, dealing.lanes))
     if dealing.uneven == "drop":
         return int(lengths.min()) // batch
     return -(-int(lengths.max()) // batch)
+
+
+def in_step(parts: Sequence[int], dealing: Dealing) -> Dealing:
+    """``dealing`` with as many batches for each of ``parts``, which have so many rows each.
+
+    Those of the smallest, so that what the others have more is left out; with ``spread``, where nothing is, those of
+    the largest.
+    """
+    counts = [batch_count(rows, dealing) for rows in parts]
+    return replace(dealing, batches=max(counts) if dealing.uneven == "spread" else min(counts))
 
 
 def share_of(epoch: Epoch, dealing: Dealing, rank: int, world: int) -> Share:

@@ -19,6 +19,7 @@ import torch
 from shardwright.datasets.base import SampleBatch, ShardedDataset
 from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.reader import Reader
+from shardwright.loaders.cropping import CroppingReader
 from shardwright.loaders.pool import Pool
 from shardwright.loaders.ranks import Share
 
@@ -77,10 +78,11 @@ class _Task:
 class _Crew:
     """Threads that do tasks. Knows no iterator, so that an iterator can be forgotten while they run."""
 
-    def __init__(self, reader: Reader, threads: int) -> None:
+    def __init__(self, reader: Reader | CroppingReader, threads: int) -> None:
         self.reader = reader
         self.cold = True  # until a number of tasks found their bytes in memory
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._torch_threads = torch.get_num_threads()
         self._threads = [
             threading.Thread(target=self._work, name=f"shardwright-read-{i}", daemon=True)
             for i in range(threads)
@@ -111,6 +113,7 @@ class _Crew:
                 thread.join(_PATIENCE_SECONDS)
 
     def _work(self) -> None:
+        _stay_in_this_thread(self._torch_threads)
         while (task := self._tasks.get()) is not None:
             try:
                 self._do(task)
@@ -128,6 +131,23 @@ class _Crew:
             batch.arrived(rows, None)
 
 
+_settling = threading.Lock()
+
+
+def _stay_in_this_thread(others: int) -> None:
+    """Let torch's operators in this thread start no threads of OpenMP's, which would fight with ours for the cores.
+
+    That is a setting of each thread. But it also becomes what threads that begin later get: for them it is set to
+    ``others`` again, from a thread that does nothing else.
+    """
+    with _settling:
+        torch.get_num_threads()  # else the first operator would set it anew
+        torch.set_num_threads(1)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
+        restoring.start()
+        restoring.join()
+
+
 class ReadAhead:
     """Iterates over (indices, samples) of the batches of one epoch.
 
@@ -136,7 +156,9 @@ class ReadAhead:
     Parameters
     ----------
     dataset
-        Its reader and columns are used, its transforms are not.
+        Its columns are used, its transforms are not.
+    reader, dtype
+        Reads the images, which are of that dtype then.
     share, first
         What to read, from its batch ``first`` on.
     blocks
@@ -153,21 +175,24 @@ class ReadAhead:
     def __init__(
         self,
         dataset: ShardedDataset,
+        reader: Reader | CroppingReader,
         share: Share,
         pool: Pool,
         *,
+        dtype: torch.dtype = torch.uint8,
         first: int = 0,
         blocks: Index | None,
         threads: int,
         ahead: int,
     ) -> None:
         self._dataset, self._share, self._pool, self._blocks = dataset, share, pool, blocks
+        self._dtype = dtype
         self._ahead = ahead if threads else 0
         self._batches: dict[int, _Batch] = {}
         self._next = first
         self._planned = int(share.bounds[first])  # the tasks of positions before this were handed to the crew
         self._found_warm = 0
-        self._crew = _Crew(dataset.reader, threads)
+        self._crew = _Crew(reader, threads)
         self._stop = weakref.finalize(self, self._crew.stop)
 
     def close(self) -> None:
@@ -246,8 +271,9 @@ class ReadAhead:
         if batch is None:
             start, end = self._share.bounds[number : number + 2]
             indices = self._share.indices[start:end].astype(np.int64)
-            tensor, array = self._pool.take((len(indices), *self._dataset.manifest.image_shape))
-            rows = array.reshape(len(indices), self._crew.reader.row_bytes)
+            reader = self._crew.reader
+            tensor, array = self._pool.take((len(indices), *reader.image_shape), self._dtype)
+            rows = array.reshape(len(indices), reader.row_bytes)
             batch = self._batches[number] = _Batch(indices, len(indices), tensor, rows)
         return batch
 

@@ -9,12 +9,27 @@ from shardwright.errors import UsageError
 Ranks = Literal["auto"] | tuple[int, int] | None
 
 
-def resolved(ranks: Ranks) -> tuple[int, int]:
-    """(rank, world) that ``ranks`` comes to now; (0, 1) for one process, and where sharding is left to others."""
+def resolved(ranks: Ranks, part: tuple[int, int] | None = None) -> tuple[int, int]:
+    """(rank, world) that ``ranks`` comes to now; (0, 1) for one process, and where sharding is left to others.
+
+    With a ``part`` (node, nodes) ranks count inside the node.
+
+    Raises
+    ------
+    UsageError
+        The ranks of torch.distributed are not as many on each node, numbered node by node.
+    """
     if ranks == "auto":
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return 0, 1
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        node, nodes = part or (0, 1)
+        if world % nodes or rank // (world // nodes) != node:
+            raise UsageError(
+                f"rank {rank} of {world} reads part {node} of {nodes}, expected ranks numbered node by node, as many "
+                "on each: give make_loader ranks=(rank in the node, ranks of the node)"
+            )
+        return rank % (world // nodes), world // nodes
     return (0, 1) if ranks is None else ranks
 
 

@@ -47,8 +47,12 @@ def build(
     compression: str | None = None,
     min_saving: float = 0.35,
     dead: dict[int, tuple[int, ...]] | None = None,
+    telling: bool = False,
 ) -> Built:
-    """Write a data set of noise, in which a share ``flat`` of the chunks is of one grey level and packs well."""
+    """Write a data set of noise, in which a share ``flat`` of the chunks is of one grey level and packs well.
+
+    ``telling``: the higher the class, the brighter the noise, so that there is something to learn.
+    """
     rng = np.random.default_rng(rows)
     images = rng.integers(0, 256, (rows, *shape), np.uint8)
     for first in range(0, rows, shard_rows):
@@ -57,6 +61,8 @@ def build(
                 packs = images[start : min(start + chunk_rows, first + shard_rows)]
                 packs[:, 1:] = 7  # the first line of pixels stays noise, so that no two images are alike
     labels = rng.integers(0, classes, rows)
+    if telling:
+        images = images // classes + (labels * (255 // classes)).astype(np.uint8)[:, None, None, None]
     ids = [f"c{label}/ü {i:05d}.jpg" for i, label in enumerate(labels)]
     options = StoreOptions(storage, chunk_rows, compression=compression, min_saving=min_saving)  # type: ignore[arg-type]
     output = Output(folder)
@@ -96,7 +102,7 @@ def build(
         columns=columns_of(*shape),
         shards=tuple(shards),
         seed=0,
-        stats=Stats((0.0,) * shape[2], (1.0,) * shape[2]),
+        stats=Stats(*(tuple(f(images[living], axis=(0, 1, 2)).tolist()) for f in (np.mean, np.std))),
         options={"chunk_rows": chunk_rows},
     )
     output.publish(manifest, [], "")

@@ -148,12 +148,33 @@ def test_pytest_does_not_hide_it_either() -> None:
     assert "datasets" not in sys.modules or str(ROOT) not in str(sys.modules["datasets"].__file__)
 
 
+def named_tests(text: str) -> list[tuple[str, list[str]]]:
+    """(file, tests) of each "`test_file.py`: `one`, `other`"."""
+    named = re.findall(r"`(test_\w+\.py)`(?::\s+((?:`\w+`(?:,\s+)?)+))?", text)
+    return [(file, re.findall(r"\w+", tests)) for file, tests in named]
+
+
+def assert_they_are_there(named: list[tuple[str, list[str]]]) -> None:
+    for file, tests in named:
+        text = (ROOT / "tests" / file).read_text("utf-8")
+        assert all(f"def test_{test}(" in text for test in tests), (file, tests)
+
+
 def test_every_promise_names_tests_that_are_there() -> None:
     rows = re.findall(r"^\|.*\|(.*)\|$", (ROOT / "docs" / "guarantees.md").read_text("utf-8"), re.M)[2:]
     assert len(rows) > 10
     for shown in rows:
-        named = re.findall(r"`(test_\w+\.py)`(?:: ((?:`\w+`(?:, )?)+))?", shown)
+        named = named_tests(shown)
         assert named or "`output.py`" in shown, shown
-        for file, tests in named:
-            text = (ROOT / "tests" / file).read_text("utf-8")
-            assert all(f"def test_{test}(" in text for test in re.findall(r"\w+", tests)), (file, tests)
+        assert_they_are_there(named)
+
+
+def test_what_is_said_of_frameworks_names_tests_that_are_there() -> None:
+    said = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
+    named = named_tests(said)
+    assert_they_are_there(named)
+    shown = {test for file, tests in named if file == "test_frameworks.py" for test in tests}
+    written = (ROOT / "tests" / "test_frameworks.py").read_text("utf-8")
+    assert shown == set(re.findall(r"^def test_(\w+)\(", written, re.M))
+    for name, version in re.findall(r'^    "(\w+)==([\d.]+)",$', written, re.M):
+        assert re.search(rf"^## {name} \({re.escape(version)}\)$", said, re.M | re.I), name

@@ -6,20 +6,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from environments import ROOT, environment
 from trees import SIZE, STORE, Pictures, draw_tree
 
 from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[1]
 OLD_H5PY = ("h5py==3.8.0", "numpy<2")
 HUGGING_FACE = ("datasets==5.2.0", "h5py")
 
@@ -50,19 +49,6 @@ import hashlib, sys
 found = samples(sys.argv[1])
 print(json.dumps(sorted([id, int(label), hashlib.sha256(image.tobytes()).hexdigest()] for image, label, id in found)))
 """
-
-
-def environment(name: str, pins: tuple[str, ...]) -> Path:
-    """The Python of a virtual environment with ``pins``: made once, and anew when they change."""
-    folder = ROOT / "build" / "interop" / name
-    python, ready = folder / "bin" / "python", folder / "pins.txt"
-    wanted = "\n".join([sys.version, *pins])
-    if not ready.exists() or ready.read_text() != wanted:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        quiet = ("--quiet", "--disable-pip-version-check", "--only-binary=:all:")
-        subprocess.run([python, "-m", "pip", "install", *quiet, *pins], check=True)
-        ready.write_text(wanted)
-    return python
 
 
 def read_with(python: Path, reader: str, folder: Path, **variables: str) -> list[Any]:

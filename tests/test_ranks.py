@@ -237,6 +237,129 @@ def test_a_state_of_something_else_is_refused(built: Built, tmp_path: Path) -> N
     assert ids_of(loader) == ids_of(loader_of(built, 0, 1, 16, "block"))
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize("by", ["loader", "sampler"])
+def test_set_epoch_keeps_what_was_restored(built: Built, engine: str, by: str) -> None:
+    """A resumed loop that calls set_epoch, as frameworks do, sees no sample a second time."""
+    whole = loader_of(built, 0, 1, 16)
+    expected = [ids_of(whole) for _ in range(3)]
+    stopped = loader_of(built, 0, 1, 16)
+    stopped.set_epoch(1)
+    for _, _ in zip(range(4), stopped, strict=False):
+        pass
+    state = stopped.state_dict()
+    assert (state["epoch"], state["batch"]) == (1, 4)
+
+    loader = loader_of(built, 0, 1, 16, engine=engine)
+    chooser: Any = loader if by == "loader" else loader.sampler
+    loader.load_state_dict(state)
+    chooser.set_epoch(1)
+    chooser.set_epoch(1)
+    assert loader.state_dict() == state
+    under_way = iter(loader)
+    chooser.set_epoch(1)  # Lightning sets it when it has the iterator
+    assert loader.state_dict() == state
+    assert ids_of(under_way) == expected[1][4:]
+    chooser.set_epoch(2)
+    assert ids_of(loader) == expected[2]
+
+    # Behind the last batch of the epoch the next one is whole.
+    loader.load_state_dict({**state, "batch": len(loader)})
+    under_way = iter(loader)
+    chooser.set_epoch(2)
+    assert ids_of(under_way) == expected[2]
+
+    # Once it goes on, and from another epoch, it is the whole epoch again.
+    loader.load_state_dict(state)
+    next(iter(loader))
+    chooser.set_epoch(1)
+    assert loader.state_dict() == {**state, "batch": 0}
+    assert ids_of(loader) == expected[1]
+    loader.load_state_dict(state)
+    under_way = iter(loader)
+    chooser.set_epoch(2)
+    assert ids_of(under_way) == expected[2]
+    loader.load_state_dict(state)
+    chooser.set_epoch(0)
+    chooser.set_epoch(1)
+    assert ids_of(loader) == expected[1]
+
+
+def test_another_epoch_is_dealt_out_over_the_ranks_there_are(built: Built) -> None:
+    state = loader_of(built, 0, 3, 8).state_dict()
+    assert state["lanes"] == 3
+    loader = loader_of(built, 0, 2, 12)
+    loader.load_state_dict({**state, "batch": 2})
+    loader.set_epoch(1)
+    assert loader.state_dict()["lanes"] == 2
+
+
+def test_no_epoch_before_the_first(built: Built) -> None:
+    with pytest.raises(UsageError, match="epoch is -1, expected 0 or more"):
+        loader_of(built, 0, 1, 16).set_epoch(-1)
+
+
+def drawn(batches: Any) -> list[list[int]]:
+    return [list(indices) for indices in batches]
+
+
+@pytest.mark.parametrize("order", ["exact", "block"])
+def test_the_batch_sampler_goes_on_too(built: Built, order: str) -> None:
+    """As torchdata's loader does it: state of the sampler and of its iterator, restored in this order, twice."""
+    whole = loader_of(built, 0, 2, 8, order).batches
+    expected = [drawn(whole) for _ in range(3)]
+    batches = loader_of(built, 0, 2, 8, order).batches
+    iterator: Any = iter(batches)
+    assert iterator.state_dict() == batches.state_dict()
+    seen = []
+    for _ in range(3):
+        seen += [list(next(iterator)) for _ in range(3)]
+        states = json.loads(json.dumps([batches.state_dict(), iterator.state_dict()]))
+        assert (states[0]["epoch"], states[1]["epoch"], states[1]["batch"]) == (1, 0, len(seen))
+        batches = loader_of(built, 0, 2, 8, order).batches
+        iter(batches)
+        batches.load_state_dict(states[0])
+        iterator = iter(batches)
+        iterator.load_state_dict(states[1])
+        assert [batches.state_dict(), iterator.state_dict()] == states
+    assert seen + drawn(iterator) == expected[0]
+    assert next(iterator, None) is None
+    batches.set_epoch(1)
+    assert [drawn(batches) for _ in range(2)] == expected[1:]
+    # Its state is a loader's as well.
+    loader = loader_of(built, 0, 2, 8, order)
+    loader.load_state_dict(states[1])
+    assert len(ids_of(loader)) == len(expected[0]) - len(seen)
+
+
+def test_a_refused_state_changes_nothing(built: Built) -> None:
+    state = loader_of(built, 0, 1, 8).state_dict()
+    loader = loader_of(built, 0, 1, 16, "exact")
+    before = loader.state_dict()
+    for refusing in (loader, loader.batches, iter(loader.batches)):
+        with pytest.raises(
+            UsageError, match="the state is not of this loader: global_batch is 8 there, 16 here"
+        ):
+            refusing.load_state_dict(state)  # type: ignore[union-attr]
+    assert loader.state_dict() == before
+
+
+def test_the_sampler_shows_this_ranks_samples(built: Built) -> None:
+    """What frameworks find in `loader.sampler`; without ranks there is nothing that says sharding were done."""
+    for rank, shuffle in [(0, True), (1, True), (0, False), (1, False)]:
+        loader = loader_of(built, rank, 2, 8, shuffle=shuffle)
+        assert isinstance(loader.sampler, torch.utils.data.DistributedSampler)
+        loader.sampler.set_epoch(2)
+        samples = list(loader.sampler)
+        assert samples == [i for batch in drawn(loader.batches) for i in batch]
+        assert len(loader.sampler) == len(samples)
+    loader = make_loader(open_dataset(built.folder), 8, ranks=None)
+    assert not isinstance(loader.sampler, torch.utils.data.DistributedSampler)
+    one, other, *_ = loader.batches  # frameworks put parts of batches together
+    assert list(one[:2] + other[1:]) == [*one[:2], *other[1:]]
+    assert (one + other).epoch == one.epoch
+
+
 @pytest.mark.parametrize("ranks", ["some", (1,), (2, 2), (-1, 2), ("0", 1), 3])
 def test_ranks_that_are_none(built: Built, ranks: Any) -> None:
     with pytest.raises(UsageError, match="ranks is"):

@@ -218,3 +218,34 @@ def test_cold_files_are_read_all_the_same(built: Built) -> None:
     dataset.reader.will_need(np.arange(400))
     assert sum(len(labels) for _, labels in loader) == 400
     assert not dataset.reader.will_need(np.arange(400))
+
+
+def test_torchs_threads_of_others_are_left_alone(tmp_path: Path) -> None:
+    """Reading threads use one each; this thread, and those that begin later, have what they had."""
+    dataset = open_dataset(build(tmp_path / "set").folder)
+    found: list[int] = []
+
+    def collate_fn(batch: Any) -> Any:
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        return batch.columns
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        loader = make_loader(dataset, 8, collate_fn=collate_fn, options=LoaderOptions(workers=2))
+        inside = []
+        images = dataset.reader.images
+
+        def spied(*args: Any, **kwargs: Any) -> None:
+            inside.append(torch.get_num_threads())
+            images(*args, **kwargs)
+
+        dataset.reader.images = spied  # type: ignore[method-assign]
+        list(loader)
+        assert set(inside) == {1}
+        assert set(found) == {3}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
