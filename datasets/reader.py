@@ -10,6 +10,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,22 @@ Verify = Literal["off", "first", "read"]
 KEPT_BYTES = 64 << 20
 #: Rows from which on a list of reads is worth its making.
 LEAST_LISTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """One chunk of an HDF5 shard: its numbers, the ``rows`` from ``row`` of the shard on that it holds, and how.
+
+    ``codec`` is what the shard declares, ``compressed`` whether the chunk is.
+    """
+
+    shard: int
+    chunk: int
+    row: int
+    rows: int
+    chunk_rows: int
+    codec: str | None
+    compressed: bool
 
 
 class Reader:
@@ -96,7 +113,9 @@ class Reader:
             rows, inverse = np.unique(slot[at] - self.rows.first_slot[number], return_inverse=True)
             values = self.shard(number).column(name, rows)[inverse]
             if found is None:
-                found = np.empty((len(index), *values.shape[1:]), values.dtype)
+                # Text in npy is as wide as the longest of its shard, and would be cut to that of the first one.
+                dtype = np.dtype(object) if values.dtype.kind == "S" else values.dtype
+                found = np.empty((len(index), *values.shape[1:]), dtype)
             found[at] = values
         return np.empty(0, object) if found is None else found
 
@@ -127,6 +146,39 @@ class Reader:
             offset = self._offset[chunk[raw]] + row_in_chunk[raw] * self.row_bytes
             self._read_raw(shard[raw], offset, raw, out)
         self._check(slot, out)
+
+    def stored_chunk(self, index: Index) -> StoredChunk | None:
+        """The chunk of which all rows stand at ``index`` (n,), in order; None where there is none, or in npy."""
+        if self.manifest.storage != "hdf5":
+            return None
+        slot, shard, chunk, row_in_chunk = self._locate(index)
+        number, first = int(shard[0]), int(chunk[0])
+        chunk_rows = int(self._chunk_rows[number])
+        row = int(slot[0] - self.rows.first_slot[number])
+        rows = min(chunk_rows, self.manifest.shards[number].rows - row)
+        if len(index) != rows or (chunk != first).any() or (row_in_chunk != np.arange(rows)).any():
+            return None
+        return StoredChunk(
+            number, first, row, rows, chunk_rows, self._codec[number], bool(self._compressed[first])
+        )
+
+    def read_stored(self, stored: StoredChunk) -> Pixels:
+        """The bytes of a chunk as they are stored, its fletcher32 behind them, which they are checked by.
+
+        Raises
+        ------
+        ShardError
+            They cannot be read, or are not those that were written. Names the rows.
+        """
+        data = np.empty(int(self._size[stored.chunk]) + codecs.CHECKSUM_BYTES, np.uint8)
+        with self._image(stored.shard) as fd:
+            self._read_exactly(stored.shard, fd, data, int(self._offset[stored.chunk]), "a chunk")
+        if codecs.fletcher32(data[: -codecs.CHECKSUM_BYTES]) != data[-codecs.CHECKSUM_BYTES :].tobytes():
+            raise ShardError(
+                f"'{self._file(stored.shard)[0]}': rows {stored.row} to {stored.row + stored.rows - 1}: wrong "
+                f"fletcher32 of their chunk. {CURE}"
+            )
+        return data
 
     def will_need(self, index: Index) -> bool:
         """Have the system read ahead for `images` of ``index``; False where it seems to be in memory already.

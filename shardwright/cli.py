@@ -10,6 +10,7 @@ import click
 from shardwright import __version__
 from shardwright.errors import ShardwrightError
 from shardwright.group import AS_JSON, DEBUG, FAILED, FOLDER, WITH_REJECTS, Group, printable, show
+from shardwright.resharding import COMMANDS
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -297,3 +298,7 @@ def repair(out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
         show(found, False, lambda each: each.in_words())
     if any(each.failures for each in found.values()):
         click.get_current_context().exit(FAILED)
+
+
+for _command in COMMANDS:
+    main.add_command(_command)
