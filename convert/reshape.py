@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,13 @@ class Reshaped:
         )
         return [shard.rows for shard in self.manifest.shards] if as_now else even
 
+    def taking(self, rows: Index) -> "Reshaped":
+        """The same of some of its rows alone."""
+        taken = copy(self)
+        taken.index = self.index[rows]
+        taken.shard_rows = even_shards(len(rows), int(np.prod(self.shape)), self.store)
+        return taken
+
     def is_there(self) -> bool:
         """Whether the data set lies as it is to lie."""
         return (
@@ -159,6 +167,7 @@ class Reshaped:
             index=self.index,
             draft=draft(
                 self.manifest,
+                len(self.index),
                 self.shape,
                 self.store,
                 seed,

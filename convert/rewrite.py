@@ -135,6 +135,7 @@ def refuse_unfinished(part: Rewrite) -> None:
 
 def draft(
     manifest: Manifest,
+    rows: int,
     shape: tuple[int, int, int],
     store: StoreOptions,
     seed: int,
@@ -147,6 +148,8 @@ def draft(
     )
     source = dict(manifest.source)
     source.setdefault("pixels_environment", dict(manifest.environment))
+    if "files" in source:  # what is left out here is none of its pictures
+        source["files"] = rows + sum(manifest.rejected.values())
     return replace(
         manifest,
         storage=store.format,

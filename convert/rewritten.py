@@ -79,10 +79,10 @@ class Rewritten:
 
     def in_words(self) -> list[str]:
         """Lines for a person."""
+        of = "" if self.rows == self.of_rows else f" of {self.of_rows} ({self.rows / self.of_rows:.1%})"
         if self.version is None and self.manifest is not None:
-            m = self.manifest
-            return [f"'{self.folder}' is up to date: version {m.version}, {m.rows} images. Nothing to do."]
-        of = "" if self.rows == self.of_rows else f" of {self.of_rows}"
+            there = f"version {self.manifest.version}, {self.rows}{of} images"
+            return [f"'{self.folder}' is up to date: {there}. Nothing to do."]
         if not self.made or self.manifest is None:
             return [
                 f"'{self.folder}': version {self.version} would be {self.rows}{of} images in "

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from shardwright.errors import UsageError
 from shardwright.group import AS_JSON, DEBUG, FOLDER, show
 
 JOBS = click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
@@ -90,6 +92,87 @@ def reshard(
         _print(of.reshard(source, out, wanted, progress.for_stream()), as_json)
 
 
+@click.command()
+@click.argument("folders", type=FOLDER, metavar="A B...", nargs=-1, required=True)
+@click.argument("out", type=FOLDER, metavar="OUT")
+@layout
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation of all rows.")
+@click.option("--keep-order", is_flag=True, help="Rows as they are, those of A first.")
+@click.option("--prefix", is_flag=True, help="Ids begin with the name of their data set's folder.")
+@NEW_VERSION
+@JOBS
+@DRY_RUN
+@AS_JSON
+@DEBUG
+def merge(
+    folders: tuple[Path, ...],
+    out: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    seed: int,
+    keep_order: bool,
+    prefix: bool,
+    new_version: bool,
+    jobs: int | None,
+    **options: Any,
+) -> None:
+    """Make one data set in OUT of the data sets A, B, and so on.
+
+    Class maps are joined by name: A's numbers stay, names that A has not follow. Ids must be different.
+    """
+    from shardwright.convert import merge as of
+    from shardwright.convert import progress
+    from shardwright.convert.relayout import LayoutOptions
+
+    if keep_order and click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT:
+        raise UsageError("--seed is of a permutation, and --keep-order asks for none: leave one of them out")
+    wanted = of.MergeOptions(
+        LayoutOptions(**options), None if keep_order else seed, prefix, new_version=new_version, jobs=jobs
+    )
+    done = (
+        of.dry_run(folders, out, wanted) if dry_run else of.merge(folders, out, wanted, progress.for_stream())
+    )
+    _print({"": done}, as_json)
+
+
+@click.command()
+@click.argument("source", type=FOLDER, metavar="SRC")
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option("--by", required=True, metavar="SHARES", help="Such as train=0.9,val=0.1; or test=1/10.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the hash of the ids.")
+@NEW_VERSION
+@JOBS
+@DRY_RUN
+@AS_JSON
+@DEBUG
+def split(
+    source: Path,
+    out: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    by: str,
+    seed: int,
+    new_version: bool,
+    jobs: int | None,
+) -> None:
+    """Deal the data set SRC out over parts, each a data set in OUT.
+
+    A hash of seed and id decides: pictures stay in their part when others come. Shares are expected, of every
+    class; the real ones are printed.
+    """
+    from shardwright.convert import progress
+    from shardwright.convert import split as of
+    from shardwright.convert.selection import parse_shares
+
+    wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs)
+    done = (
+        of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, progress.for_stream())
+    )
+    _print(done, as_json)
+
+
 def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show({split: each.as_json() for split, each in found.items()}, True, list)
@@ -97,4 +180,4 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         show(found, False, lambda each: each.in_words())
 
 
-COMMANDS = (reshard,)
+COMMANDS = (reshard, merge, split)
