@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.convert.encode import checksummed
 from shardwright.convert.environment import environment, storing_environment
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.rowsource import RowSource, SourceRows
@@ -192,8 +193,18 @@ class _Copy:
                 self._summing.add(pixels[row])
         if found is not None:
             self._move(*found)
+        elif self._stays_raw(rows) and isinstance(self._writer, H5Writer):
+            self._writer.append(checksummed(pixels), 1, rows)
         else:
             self._writer.write(pixels, rows)
+
+    def _stays_raw(self, rows: int) -> bool:
+        """Whether LZF was tried on all of these rows and did not pay: then it is not tried again."""
+        task = self._task
+        if task.store.codec != "lzf" or not task.same_saving or task.size is not None:
+            return False
+        start = self._writer.chunks * self._chunk_rows
+        return self._rows.raw_under("lzf", task.index[start : start + rows])
 
     def _moved(self, rows: int) -> tuple[tuple[int, StoredChunk], slice] | None:
         """Where the sums are wanted of a chunk that is stored as it is to be: it, and its rows."""

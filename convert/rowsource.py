@@ -69,6 +69,10 @@ class SourceRows:
         """Its bytes with their fletcher32, checked by it."""
         return self._readers[source].read_stored(stored)
 
+    def raw_under(self, codec: str, index: Index) -> bool:
+        """Whether all rows at ``index`` lie in raw chunks of shards that declare ``codec``."""
+        return all(self._readers[k].raw_under(codec, own) for k, _, own in self._by_source(index))
+
     def column(self, name: str, index: Index) -> Array:
         """A small column at ``index`` (n,): labels by new numbers, text as objects of str, ids with their prefix."""
         found: Array | None = None

@@ -162,6 +162,12 @@ class Reader:
             number, first, row, rows, chunk_rows, self._codec[number], bool(self._compressed[first])
         )
 
+    def raw_under(self, codec: str, index: Index) -> bool:
+        """Whether all rows at ``index`` (n,) lie in raw chunks of shards that declare ``codec``."""
+        _, shard, chunk, _ = self._locate(index)
+        declared = all(self._codec[number] == codec for number in np.unique(shard).tolist())
+        return declared and not self._compressed[chunk].any()
+
     def read_stored(self, stored: StoredChunk) -> Pixels:
         """The bytes of a chunk as they are stored, its fletcher32 behind them, which they are checked by.
 

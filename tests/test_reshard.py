@@ -50,6 +50,7 @@ from shardwright.errors import (
     SourceError,
     UsageError,
 )
+from shardwright.loaders import LoaderOptions, make_loader
 
 Command = Callable[..., Any]
 Rows = dict[str, tuple[Any, ...]]
@@ -878,3 +879,71 @@ def test_nothing_that_was_asked_for_is_an_error(here: None, tmp_path: Path) -> N
     republish(gone, rows=0, shards=(replace(gone.manifest.shards[0], dead_rows=tuple(range(8))),))
     with pytest.raises(SourceError, match="has no rows"):
         reshard(gone.folder, options=asked(chunk_rows=4))
+
+
+# --- beside readers -------------------------------------------------------------------------------------------
+
+
+_RESHARDS = """
+import sys
+from pathlib import Path
+from conftest import _Here
+from shardwright.convert import workers
+from shardwright.convert.gc import GcOptions, gc
+from shardwright.convert.relayout import LayoutOptions
+from shardwright.convert.reshape import ReshardOptions
+from shardwright.convert.reshard import reshard
+workers.ProcessPoolExecutor = _Here
+for turn in range(20):
+    layout = LayoutOptions(("npy", "hdf5")[turn % 2], 8 + turn, 0.02)
+    assert reshard(Path(sys.argv[1]), None, ReshardOptions(layout, seed=turn, jobs=1))[""].made
+    gc(Path(sys.argv[1]), GcOptions(keep=3, min_age_seconds=0))
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_training_beside_it(tmp_path: Path, engine: Any) -> None:
+    """Twenty reshards in place, and `gc` after each, while loops train: an epoch is of one version, or says which."""
+    built = build(tmp_path / "src", rows=3000, shard_rows=400, chunk_rows=16, shape=(4, 4, 3))
+    right = {
+        id: (image.tobytes(), label)
+        for id, image, label in zip(built.ids, built.images, built.labels.tolist(), strict=True)
+    }
+    told: list[tuple[int | None, str]] = []
+    versions: list[int] = []
+    job = subprocess.Popen(
+        [sys.executable, "-c", _RESHARDS, built.folder],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        cwd=tmp_path,
+    )
+    with job:
+        while job.poll() is None or versions[-1:] != [21]:
+            dataset = open_dataset(built.folder, columns=("image", "label", "id"))
+            options = LoaderOptions(engine=engine, quiet=True)
+            loader = make_loader(dataset, 64, shuffle=True, options=options)
+            try:
+                for _ in range(3):
+                    assert trained_on(loader) == right
+                versions.append(dataset.manifest.version)
+            except ShardwrightError as error:
+                told.append((dataset.version, str(error)))
+    assert job.returncode == 0
+    assert [text for version, text in told if f"version {version} was removed" not in text] == [], told
+    assert versions == sorted(versions)
+    assert sorted(p.name for p in built.folder.glob("manifest-*")) == [
+        f"manifest-{version:06d}.json" for version in (19, 20, 21)
+    ]
+
+
+def trained_on(loader: Any) -> dict[str, tuple[bytes, int]]:
+    """id -> (pixels, label) of one epoch; no id comes twice."""
+    seen: dict[str, tuple[bytes, int]] = {}
+    count = 0
+    for images, labels, ids in loader:
+        rows = images.permute(0, 2, 3, 1).contiguous().numpy()
+        seen |= {
+            id: (row.tobytes(), label) for id, row, label in zip(ids, rows, labels.tolist(), strict=True)
+        }
+        count += len(ids)
+    assert count == len(seen)
+    return seen
