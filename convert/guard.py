@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-#: Bytes of one call: 6 MB in one took ten times as long as six calls of 1 MiB (ext4, Linux 6.18).
+#: Bytes of one call: 6 MB in one take several times as long as six calls of 1 MiB (ext4, Linux 6.18).
 _AT_ONCE_BYTES = 1 << 20
 
 

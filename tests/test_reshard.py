@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from building import Built, build, republish
 from test_one_writer import everything, processes_naming
+from test_repair import only as only_repair
 from test_resume import wait_for_none
 from test_verify import flip
 from trees import draw_tree
@@ -29,6 +30,7 @@ from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.lock import one_writer
 from shardwright.convert.options import Compression
 from shardwright.convert.relayout import LayoutOptions
+from shardwright.convert.repair import repair
 from shardwright.convert.reshape import ReshardOptions
 from shardwright.convert.reshard import dry_run, reshard
 from shardwright.convert.rewritten import Rewritten
@@ -506,6 +508,20 @@ def test_what_the_manifest_says(here: None, tmp_path: Path) -> None:
         convert(tmp_path / "tree", tmp_path / "out", options)
 
 
+def test_repair_makes_it_again(here: None, tmp_path: Path, storage: Storage) -> None:
+    """From the pictures, as a conversion with the layout and seed that it has now."""
+    draw_tree(tmp_path / "tree")
+    convert(
+        tmp_path / "tree", tmp_path / "out", ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8))
+    )
+    reshard(tmp_path / "out", options=asked(format=storage, chunk_rows=4, shard_mib=8 * 3072 / 2**20))
+    before = everything(tmp_path / "out")
+    path = next((tmp_path / "out" / "shards").glob("000002-00001*"))
+    flip(path, path.stat().st_size // 2)
+    assert only_repair(repair(tmp_path / "out", tmp_path / "tree")).failures == ()
+    assert everything(tmp_path / "out") == before
+
+
 def test_a_selection_is_not_taken_for_the_source(here: None, tmp_path: Path) -> None:
     draw_tree(tmp_path / "tree")
     options = ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8), jobs=1)
@@ -881,6 +897,43 @@ def test_nothing_that_was_asked_for_is_an_error(here: None, tmp_path: Path) -> N
         reshard(gone.folder, options=asked(chunk_rows=4))
 
 
+def test_make_reshard(tmp_path: Path) -> None:
+    """Spaces, quotes and dollars in names are safe; further options go through ARGS."""
+    source, out = tmp_path / "it's $HOME's", tmp_path / 'o "u" t'
+    build(source)
+    (tmp_path / "ready").touch()
+    told = [
+        "make",
+        f"BIN={Path(sys.executable).parent}",
+        f"READY={tmp_path / 'ready'}",
+        "-o",
+        tmp_path / "ready",
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+
+    def make(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*told, "reshard", *arguments],
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    where = [
+        f"SRC={source}",
+        f"OUT={out}",
+        "ARGS=--chunk-rows 4 --only-classes 'c1,c2' --jobs 1",
+    ]
+    ran = make(*where)
+    assert ran.returncode == 0, ran.stderr
+    assert read_manifest(out).chunk_rows == 4
+    assert make(where[0], "ARGS=--chunk-rows 4 --jobs 1").returncode == 0
+    assert read_manifest(source).version == 2
+    assert (make().returncode, "say which data set" in make().stderr) == (2, True)
+
+
 # --- beside readers -------------------------------------------------------------------------------------------
 
 
@@ -895,7 +948,7 @@ from shardwright.convert.reshape import ReshardOptions
 from shardwright.convert.reshard import reshard
 workers.ProcessPoolExecutor = _Here
 for turn in range(20):
-    layout = LayoutOptions(("npy", "hdf5")[turn % 2], 8 + turn, 0.02)
+    layout = LayoutOptions(("npy", "hdf5")[turn % 2], 8 + turn, 0.05)
     assert reshard(Path(sys.argv[1]), None, ReshardOptions(layout, seed=turn, jobs=1))[""].made
     gc(Path(sys.argv[1]), GcOptions(keep=3, min_age_seconds=0))
 """
