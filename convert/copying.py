@@ -28,7 +28,7 @@ from shardwright.datasets.rows import Index
 from shardwright.errors import ShardwrightError
 
 #: Bytes of pixels that are read together: the rows of one compressed chunk that are wanted are then decoded once.
-_TOGETHER_BYTES = 64 << 20
+_TOGETHER_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)

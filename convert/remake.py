@@ -46,7 +46,9 @@ def make(
     try:
         for part in todo:
             _begin(part)
-        if any(part.missing or part.records for part in todo):
+        environments = [record.environment for part in todo for record in part.records]
+        mixed = any(found != environments[0] for found in environments)
+        if mixed or any(part.missing for part in todo):
             with Workers(jobs) as workers:
                 for part in todo:
                     _keep_to_environment(part, workers)

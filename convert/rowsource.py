@@ -19,7 +19,7 @@ from shardwright.datasets.rows import Index
 
 Array = npt.NDArray[Any]
 #: Bytes of small columns that are kept: rows in another order want those of every shard again and again.
-_KEPT_BYTES = 96 << 20
+_KEPT_BYTES = 64 << 20
 _STR_BYTES = 64
 
 
