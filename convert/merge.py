@@ -1,14 +1,14 @@
 """`merge`: several data sets as one, with one class map joined by name."""
 
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shardwright.convert.joining import added, common_options, different_pixels, join_classes
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.madeof import MADE_OF, made_of
 from shardwright.convert.output import Output, check_output, check_paths
@@ -142,7 +142,7 @@ def _part(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewrite:
     stores = [store_of(folder, manifest) for folder, manifest in zip(folders, manifests, strict=True)]
     store = options.layout.target(stores[0])
     findings, notes = _findings(sources)
-    notes += _different_pixels(folders, manifests)
+    notes += different_pixels(folders, manifests)
     part = Rewrite(
         split="",
         output=Output(out),
@@ -154,10 +154,10 @@ def _part(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewrite:
             classes=classes,
             columns=(*(c for c in first.columns if c.kind == "image"), *columns),
             seed=options.seed or 0,
-            rejected=_added(manifest.rejected for manifest in manifests),
-            skipped=_added(manifest.skipped for manifest in manifests),
+            rejected=added(manifest.rejected for manifest in manifests),
+            skipped=added(manifest.skipped for manifest in manifests),
             source=_source(manifests, options),
-            options=_common_options(manifests, recorded(first, store, options.seed or 0, None)),
+            options=common_options(manifests, recorded(first, store, options.seed or 0, None)),
         ),
         store=store,
         shard_rows=even_shards(len(index), int(np.prod(first.image_shape)), store),
@@ -170,29 +170,6 @@ def _part(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewrite:
     if not options.new_version:
         refuse_unfinished(part)
     return part
-
-
-def join_classes(folders: Sequence[Path], maps: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The classes of the first, with their numbers, then those that the others have beside.
-
-    Raises
-    ------
-    SourceError
-        Two names differ only in case or Unicode form: on another file system they are one.
-    """
-    found: dict[str, tuple[str, Path]] = {}
-    classes: dict[str, None] = {}
-    for folder, names in zip(folders, maps, strict=True):
-        for name in names:
-            form = unicodedata.normalize("NFC", name).casefold()
-            other, where = found.setdefault(form, (name, folder))
-            if other != name and where != folder:
-                raise SourceError(
-                    f"class '{other}' of '{where}' and class '{name}' of '{folder}' differ only in case or "
-                    "Unicode form: are they one class? Convert one of them again with the other's name"
-                )
-            classes[name] = None
-    return tuple(classes)
 
 
 def _refuse_same_ids(ids: list[str], rows: SourceRows, folders: Sequence[Path]) -> None:
@@ -220,13 +197,6 @@ def _findings(sources: Sequence[RowSource]) -> tuple[list[Finding], list[str]]:
     return findings, notes
 
 
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(sorted(total.items()))
-
-
 def _source(manifests: Sequence[Manifest], options: MergeOptions) -> dict[str, Any]:
     told = {
         "format": options.layout.format,
@@ -240,40 +210,11 @@ def _source(manifests: Sequence[Manifest], options: MergeOptions) -> dict[str, A
     counts = ({k: m.source[k] for k in _SUMMED if type(m.source.get(k)) is int} for m in manifests)
     environments = [m.source.get("pixels_environment", dict(m.environment)) for m in manifests]
     alike = all(each == environments[0] for each in environments)
-    added = _added(counts)
-    if "files" in added:
-        added["files"] = sum(m.rows + sum(m.rejected.values()) for m in manifests)
+    total = added(counts)
+    if "files" in total:
+        total["files"] = sum(m.rows + sum(m.rejected.values()) for m in manifests)
     return {
-        **added,
+        **total,
         "pixels_environment": environments[0] if alike else environments,
         MADE_OF: made_of("merge", manifests, told),
     }
-
-
-_OF_STORE = frozenset(("format", "chunk_rows", "shard_mib", "compression", "min_saving", "seed"))
-
-
-def _common_options(manifests: Sequence[Manifest], options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` without those in which the pixels of the data sets differ."""
-    return {
-        key: value
-        for key, value in options.items()
-        if key in _OF_STORE or all(m.options.get(key) == value for m in manifests)
-    }
-
-
-def _different_pixels(folders: Sequence[Path], manifests: Sequence[Manifest]) -> list[str]:
-    first = manifests[0]
-    notes = []
-    for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
-        keys = sorted(({*first.options} | {*manifest.options}) - _OF_STORE - {"class_map"})
-        different = [
-            f"{key} is {first.options.get(key)!r} there, {manifest.options.get(key)!r} here"
-            for key in keys
-            if first.options.get(key) != manifest.options.get(key)
-        ]
-        if different:
-            notes.append(
-                f"the pixels of '{folders[0]}' and '{folder}' were made by other options: {'; '.join(different)}"
-            )
-    return notes
