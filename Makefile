@@ -9,7 +9,7 @@ TYPING := build/typing/shardwright
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help convert train test check test-interop bench typing clean soak bench-load bench-start ffcv
+.PHONY: help convert reshard train test check test-interop bench typing clean soak bench-load bench-start bench-reshard ffcv
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -42,6 +42,16 @@ else
 	  echo 'make convert: done, but some pictures were rejected: see above' >&2; }
 endif
 
+# ARGS are further options, as in a shell.
+unexport ARGS
+reshard: export SHARDWRIGHT_MAKE_SRC = $(value SRC)
+reshard: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
+reshard: $(READY) ## Lay the data set SRC out anew, in OUT or as its next version; ARGS="--chunk-rows 64"
+	@if [ -z "$$SHARDWRIGHT_MAKE_SRC" ]; then echo 'make reshard: say which data set: SRC="a folder"' >&2; exit 2; fi; \
+	$(BIN)/shardwright reshard "$$SHARDWRIGHT_MAKE_SRC" $${SHARDWRIGHT_MAKE_OUT:+"$$SHARDWRIGHT_MAKE_OUT"} $(ARGS) || { \
+	  code=$$?; [ $$code -eq 3 ] || exit $$code; \
+	  echo 'make reshard: done, with a warning: see above' >&2; }
+
 train: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
 train: convert ## Convert, then train the example on the result
 	$(BIN)/python -P examples/train.py "$${SHARDWRIGHT_MAKE_OUT:-build/shards}"
@@ -66,13 +76,16 @@ test-interop: $(READY) ## Other readers on our shards, training frameworks over 
 
 soak: $(READY) ## Thousands of damaged files, and thousands of kills; takes more than an hour
 	$(BIN)/pytest tests/test_fuzz.py --hypothesis-profile soak --timeout 7200
-	$(BIN)/pytest tests/test_resume.py tests/test_gc.py tests/test_repair.py -k random_instants --kills 500 --timeout 7200
+	$(BIN)/pytest tests/test_resume.py tests/test_gc.py tests/test_repair.py tests/test_reshard.py -k random_instants --kills 500 --timeout 7200
 
 bench-load: $(READY) ## Measure the loader against bare reads, h5py, and FFCV after `make ffcv`
 	$(BIN)/python benchmarks/load.py
 
 bench-start: $(READY) ## Measure the first batch of 1.28 million rows in 1,000 shards
 	$(BIN)/python -P benchmarks/start.py
+
+bench-reshard: $(READY) ## Measure re-sharding against copying and hashing the same bytes
+	$(BIN)/python -P benchmarks/reshard.py
 
 ffcv: ## FFCV in an environment of its own, for bench-load
 	benchmarks/ffcv_environment.sh build/ffcv

@@ -1,5 +1,6 @@
 """The versions that decide the bytes of a shard: same input, options and environment give the same bytes."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 
@@ -17,9 +18,18 @@ def environment() -> dict[str, str]:
     import torch
 
     packages = ("h5py", "imagecodecs", "numpy", "pillow", "simplejpeg", "torch")
+    return {**_of(packages), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+
+
+@cache
+def storing_environment() -> dict[str, str]:
+    """The same of all that touches file bytes alone, where no pixel is made: without torch."""
+    return _of(("h5py", "imagecodecs", "numpy"))
+
+
+def _of(packages: Sequence[str]) -> dict[str, str]:
     return {
         "shardwright": __version__,
         "hdf5": h5py.version.hdf5_version,
         **{name: version(name) for name in packages},
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

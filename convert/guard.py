@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
+#: Bytes of one call: 6 MB in one take several times as long as six calls of 1 MiB (ext4, Linux 6.18).
+_AT_ONCE_BYTES = 1 << 20
+
 
 class GuardedFile(io.RawIOBase):
     """A new file, open for reading and writing, that keeps its first error instead of raising it."""
@@ -36,7 +39,7 @@ class GuardedFile(io.RawIOBase):
         try:
             done = 0
             while self._error is None and done < len(view):
-                done += self._file.write(view[done:]) or 0
+                done += self._file.write(view[done : done + _AT_ONCE_BYTES]) or 0
         except OSError as error:
             self._error = error
         return len(view)

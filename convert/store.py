@@ -60,12 +60,13 @@ class H5Writer:
         self._h5 = h5py.File(
             self._guard, "w", alignment_threshold=_ALIGNED_FROM_BYTES, alignment_interval=_ALIGNMENT_BYTES
         )
+        self._chunk_rows = min(options.chunk_rows, rows)
         # If pictures are rejected, the extent shrinks at the end: fewer rows than were planned for.
         self._image = self._h5.create_dataset(
             "image",
             (rows, *image_shape),
             np.uint8,
-            chunks=(min(options.chunk_rows, rows), *image_shape),
+            chunks=(self._chunk_rows, *image_shape),
             compression={"none": None, "lzf": "lzf", "gzip": "gzip"}[options.codec],
             compression_opts=GZIP_LEVEL if options.codec == "gzip" else None,
             fletcher32=True,
@@ -73,15 +74,19 @@ class H5Writer:
 
     def write(self, pixels: Pixels, rows: int) -> None:
         payload, mask, saving = encode_chunk(pixels, rows, self._codec, self._min_saving)
+        self.append(payload, mask, rows)
+        self.saved_bytes += saving * pixels[:rows].nbytes
+
+    def append(self, payload: bytes | Pixels, mask: int, rows: int) -> None:
+        """Append a chunk that is encoded already: its bytes with their fletcher32, and its filter mask."""
         self._rows += rows
-        if rows < len(pixels):
+        if rows < self._chunk_rows:
             # Before the last chunk is written: HDF5 would zero the rows behind the new extent in it.
             self._shrink()
-        self._image.id.write_direct_chunk((self.chunks * len(pixels), 0, 0, 0), payload, mask)
+        self._image.id.write_direct_chunk((self.chunks * self._chunk_rows, 0, 0, 0), payload, mask)
         self._guard.check()
         self.chunks += 1
         self.compressed_chunks += self._codec != "none" and mask == 0
-        self.saved_bytes += saving * pixels[:rows].nbytes
 
     def finish(self, columns: Mapping[str, Array]) -> dict[str, Path]:
         self._shrink()

@@ -59,7 +59,7 @@ def verify(folder: Path, *, full: bool = False, progress: ProgressMaker = Silent
     damage: list[str] = []
     numbers = range(len(manifest.shards))
     with progress("verify", len(numbers), "shards") as bar, ThreadPoolExecutor(joblib.cpu_count()) as pool:
-        for found in pool.map(lambda n: list(_damage(finished_shard(folder, manifest, n), full)), numbers):
+        for found in pool.map(lambda n: list(damage_of(finished_shard(folder, manifest, n), full)), numbers):
             damage += found
             bar.update(1)
     return Verification(folder, manifest, full, tuple(damage))
@@ -110,7 +110,8 @@ def _damaged_files(folder: Path, number: int, shard: Shard) -> Iterator[DamagedF
             yield DamagedFile(number, expected, f"'{path}': {error.strerror}", False)
 
 
-def _damage(shard: FinishedShard, full: bool) -> Iterator[str]:
+def damage_of(shard: FinishedShard, full: bool = False) -> Iterator[str]:
+    """What is wrong with one shard, in words: sizes and hashes; with ``full``, or where a hash is wrong, every row."""
     damaged = list(_damaged_files(shard.folder, 0, shard.shard))
     yield from (file.why for file in damaged)
     complete = all(file.complete for file in damaged)

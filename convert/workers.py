@@ -9,14 +9,15 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
 import joblib
 from joblib.externals.loky import ProcessPoolExecutor
 
 from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.write import ShardRecord, ShardTask, try_picture, write_shard
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ShardError, ShardwrightError
 
 # A worker decodes one picture at a time: more threads a worker would only get in each other's way. And a json.py in
 # the folder that the command is run in is not Python's.
@@ -28,6 +29,22 @@ Result = TypeVar("Result")
 _TRIES = 2
 _PATIENCE_SECONDS = 1.0
 _LOOK_EVERY_SECONDS = 0.5
+
+
+class Task(Protocol):
+    """A shard to write, under names from ``partial``; a `ShardTask` of pictures, or one that says itself how."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def stem(self) -> str: ...
+
+    @property
+    def partial(self) -> Path: ...
+
+    def write(self) -> ShardRecord:
+        """Write it, in a worker process."""
 
 
 class Workers:
@@ -70,13 +87,15 @@ class Workers:
                 return self._workers[0].call(work, *arguments)
         raise ShardwrightError(f"a worker process was killed or crashed {_TRIES} times")
 
-    def write(self, tasks: Iterable[ShardTask]) -> Iterator[ShardRecord | None]:
+    def write(self, tasks: Iterable[Task]) -> Iterator[ShardRecord | None]:
         """Write all shards; their records as they come, and None twice a second while none does.
 
         Raises
         ------
         OSError
             A shard could not be written.
+        ShardError
+            What its rows are copied from is damaged or gone.
         ShardwrightError
             A worker died again and again, and no picture alone was the cause.
         """
@@ -113,6 +132,8 @@ class Workers:
                 raise record
             elif record.error is not None:
                 raise OSError(*record.error)
+            elif record.damage:
+                raise ShardError(record.damage)
             else:
                 yield record
 
@@ -126,13 +147,18 @@ class _Worker:
         self._future: Future[Any] | None = None
         self._ended = False
 
-    def write(self, task: ShardTask) -> ShardRecord:
+    def write(self, task: Task) -> ShardRecord:
         """Write one shard. If the process dies, try again; then once more, without pictures that it dies of."""
         for _ in range(_TRIES):
             try:
                 return self._written(task)
             except _Died:
                 continue
+        if not isinstance(task, ShardTask):
+            raise ShardwrightError(
+                f"the process that writes shard '{task.stem}' was killed or crashed {_TRIES} times: is there memory "
+                "for so many --jobs? Finished shards are kept: the same command goes on from there"
+            )
         poison = frozenset(path for path in task.paths if self._dies_of(path, task))
         with suppress(_Died):
             return self._written(replace(task, poison=poison))
@@ -142,10 +168,10 @@ class _Worker:
             "Finished shards are kept: the same command goes on from there"
         )
 
-    def _written(self, task: ShardTask) -> ShardRecord:
+    def _written(self, task: Task) -> ShardRecord:
         for left in task.partial.parent.glob(task.partial.name + ".*"):  # by one that died
             left.unlink()
-        return self.call(write_shard, task)
+        return self.call(write_shard, task) if isinstance(task, ShardTask) else self.call(task.write)
 
     def _dies_of(self, path: str, task: ShardTask) -> bool:
         """Whether a new process dies of the picture each time: once may be for want of memory that others took."""

@@ -52,6 +52,10 @@ class ShardTask:
         """Rows that the shard has if no picture is rejected."""
         return self.planned_rows or len(self.paths)
 
+    def write(self) -> "ShardRecord":
+        """See `write_shard`."""
+        return write_shard(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -75,8 +79,8 @@ class ShardRecord:
     """What came of a task.
 
     ``shard`` is None where every picture was rejected, or where ``error`` (errno, text) says what kept the
-    shard from being written. ``animated`` counts pictures of several frames. ``temporary`` are the paths of the
-    shard's files as yet, in their order.
+    shard from being written, or ``damage`` what is wrong with the data set that its rows are from. ``animated``
+    counts pictures of several frames. ``temporary`` are the paths of the shard's files as yet, in their order.
     """
 
     number: int
@@ -88,6 +92,7 @@ class ShardRecord:
     saved_bytes: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
     error: tuple[int, str] | None = None
+    damage: str = ""
 
 
 _POISON = "crash: the process that decodes it ends, by a crash in a decoder or for want of memory"

@@ -7,9 +7,10 @@ decoded by codecs that release the GIL, so that they run in parallel.
 import itertools
 import threading
 import zlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +19,9 @@ import numpy.typing as npt
 
 from shardwright.datasets import codecs
 from shardwright.datasets.aio import ReadList
-from shardwright.datasets.buffers import Pixels, RowBuffers, aligned
+from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.files import CURE, FileCache, is_cached, read_into, will_need
+from shardwright.datasets.kept import KeptChunks, Scratch
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import if_removed
 from shardwright.datasets.rows import Index, RowMap
@@ -31,6 +33,22 @@ Verify = Literal["off", "first", "read"]
 KEPT_BYTES = 64 << 20
 #: Rows from which on a list of reads is worth its making.
 LEAST_LISTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """One chunk of an HDF5 shard: its numbers, the ``rows`` from ``row`` of the shard on that it holds, and how.
+
+    ``codec`` is what the shard declares, ``compressed`` whether the chunk is.
+    """
+
+    shard: int
+    chunk: int
+    row: int
+    rows: int
+    chunk_rows: int
+    codec: str | None
+    compressed: bool
 
 
 class Reader:
@@ -55,7 +73,7 @@ class Reader:
         self.row_bytes = int(np.prod(self.image_shape))
         self._files = FileCache()
         self._lists: deque[ReadList | None] = deque()  # of threads that are not reading now
-        self._kept, self._scratch = _Kept(KEPT_BYTES), _Scratch()
+        self._kept, self._scratch = KeptChunks(KEPT_BYTES), Scratch()
         shards = len(manifest.shards)
         chunks = np.array([shard.chunks for shard in manifest.shards], np.int64)
         if shards and chunks.min() < 1:
@@ -96,7 +114,9 @@ class Reader:
             rows, inverse = np.unique(slot[at] - self.rows.first_slot[number], return_inverse=True)
             values = self.shard(number).column(name, rows)[inverse]
             if found is None:
-                found = np.empty((len(index), *values.shape[1:]), values.dtype)
+                # Text in npy is as wide as the longest of its shard, and would be cut to that of the first one.
+                dtype = np.dtype(object) if values.dtype.kind == "S" else values.dtype
+                found = np.empty((len(index), *values.shape[1:]), dtype)
             found[at] = values
         return np.empty(0, object) if found is None else found
 
@@ -151,6 +171,46 @@ class Reader:
         elif len(places.slot):
             self._read_raw(places.shard, places.offset, np.arange(len(places.slot)), out)
         self._check(places.slot, out)
+
+    def stored_chunk(self, index: Index) -> StoredChunk | None:
+        """The chunk of which all rows stand at ``index`` (n,), in order; None where there is none, or in npy."""
+        if self.manifest.storage != "hdf5":
+            return None
+        places = self._locate(index)
+        number, first = int(places.shard[0]), int(places.chunk[0])
+        chunk_rows = int(self._chunk_rows[number])
+        row = int(places.slot[0] - self.rows.first_slot[number])
+        rows = min(chunk_rows, self.manifest.shards[number].rows - row)
+        together = len(index) == rows and (places.chunk == first).all()
+        if not together or (places.row_in_chunk != np.arange(rows)).any():
+            return None
+        return StoredChunk(
+            number, first, row, rows, chunk_rows, self._codec[number], bool(self._compressed[first])
+        )
+
+    def raw_under(self, codec: str, index: Index) -> bool:
+        """Whether all rows at ``index`` (n,) lie in raw chunks of shards that declare ``codec``."""
+        places = self._locate(index)
+        declared = all(self._codec[number] == codec for number in np.unique(places.shard).tolist())
+        return declared and not places.compressed.any()
+
+    def read_stored(self, stored: StoredChunk) -> Pixels:
+        """The bytes of a chunk as they are stored, its fletcher32 behind them, which they are checked by.
+
+        Raises
+        ------
+        ShardError
+            They cannot be read, or are not those that were written. Names the rows.
+        """
+        data = np.empty(int(self._size[stored.chunk]) + codecs.CHECKSUM_BYTES, np.uint8)
+        with self._image(stored.shard) as fd:
+            self._read_exactly(stored.shard, fd, data, int(self._offset[stored.chunk]), "a chunk")
+        if codecs.fletcher32(data[: -codecs.CHECKSUM_BYTES]) != data[-codecs.CHECKSUM_BYTES :].tobytes():
+            raise ShardError(
+                f"'{self._file(stored.shard)[0]}': rows {stored.row} to {stored.row + stored.rows - 1}: wrong "
+                f"fletcher32 of their chunk. {CURE}"
+            )
+        return data
 
     def will_need(self, index: Index) -> bool:
         """Have the system read ahead for `images` of ``index``; False where it seems to be in memory already.
@@ -349,37 +409,3 @@ class _Places(NamedTuple):
             self.compressed[here],
             self.offset[here],
         )
-
-
-class _Kept:
-    """The decoded chunks used last, up to a number of bytes, but at least one."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
-        self._chunks: OrderedDict[int, Pixels] = OrderedDict()
-
-    def get(self, chunk: int) -> Pixels | None:
-        with self._lock:
-            if chunk in self._chunks:
-                self._chunks.move_to_end(chunk)
-            return self._chunks.get(chunk)
-
-    def put(self, chunk: int, rows: Pixels) -> None:
-        with self._lock:
-            self._chunks[chunk] = rows
-            while len(self._chunks) > 1 and len(self._chunks) * rows.nbytes > self._limit_bytes:
-                self._chunks.popitem(last=False)
-
-
-class _Scratch(threading.local):
-    """Memory of each thread that is taken again and again: new pages cost a tenth of decoding into them."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Pixels] = {}
-
-    def take(self, name: str, size: int) -> Pixels:
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = aligned(size)
-        return buffer[:size]

@@ -20,6 +20,7 @@ from shardwright.group import (
     printable,
     show,
 )
+from shardwright.resharding import COMMANDS
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -308,3 +309,7 @@ def repair(out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
         show(found, False, lambda each: each.in_words())
     if any(each.failures for each in found.values()):
         click.get_current_context().exit(FAILED)
+
+
+for _command in COMMANDS:
+    main.add_command(_command)

@@ -20,7 +20,7 @@ MAY_KNOW = {
     "shardwright": {"shardwright"},
 }
 #: Modules of the front door that are above all rooms, and what of it the rooms may know.
-ABOVE = {"cli", "__main__"}
+ABOVE = {"cli", "__main__", "resharding"}
 KNOWN_TO_ALL = {"shardwright", "shardwright.errors"}
 
 name_of = "{0.parent.name}/{0.name}".format
@@ -99,6 +99,9 @@ Python = Callable[..., Any]
         "shardwright.convert.run",
         "shardwright.convert.gc",
         "shardwright.convert.repair",
+        "shardwright.convert.merge",
+        "shardwright.convert.reshard",
+        "shardwright.convert.split",
         "shardwright.convert.verify",
         "shardwright.convert.versions",
         "shardwright.datasets",

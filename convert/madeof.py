@@ -1,0 +1,76 @@
+"""Of which data sets and by which options a version was made, and whether that is what is asked for now."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.convert.plan import differences
+from shardwright.convert.rowsource import RowSource
+from shardwright.datasets.layout import Manifest
+from shardwright.datasets.manifest import read_manifest, why_removed
+from shardwright.errors import FormatError, OutputError
+
+#: Its key in the manifest's ``source``.
+MADE_OF = "made_of"
+
+
+def made_of(command: str, manifests: Sequence[Manifest], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What is remembered, as JSON values."""
+    return {
+        "command": command,
+        "data_sets": [
+            {"fingerprint": m.fingerprint(), "version": m.version, "rows": m.rows} for m in manifests
+        ],
+        "options": dict(options),
+    }
+
+
+def same_made(newest: Manifest, wanted: Mapping[str, Any]) -> bool:
+    """Whether ``newest`` was made of the same data sets by the same options."""
+    return newest.source.get(MADE_OF) == wanted
+
+
+def refuse_others(
+    newest: Manifest,
+    wanted: Mapping[str, Any],
+    sources: Sequence[RowSource],
+    classes: Sequence[str],
+    out: Path,
+) -> None:
+    """Refuse to follow ``newest`` by what is made otherwise. A later version of the same data sets is no other.
+
+    Raises
+    ------
+    OutputError
+        Names the differences.
+    """
+    found = newest.source.get(MADE_OF)
+    what = f"'{out}' holds version {newest.version}, "
+    cure = "Use another output, or --new-version if it is to follow all the same"
+    if not isinstance(found, dict) or not isinstance(found.get("options"), dict):
+        raise OutputError(f"{what}which `{wanted['command']}` did not make. {cure}")
+    if found.get("command") != wanted["command"]:
+        raise OutputError(f"{what}made by `{found.get('command')}`, not `{wanted['command']}`. {cure}")
+    if different := differences(found["options"], wanted["options"]):
+        raise OutputError(f"{what}made with other options: {'; '.join(different)}. {cure}")
+    before = found.get("data_sets")
+    if not isinstance(before, list) or len(before) != len(sources):
+        number = len(before) if isinstance(before, list) else 0
+        raise OutputError(f"{what}made of {number} data sets, here are {len(sources)}. {cure}")
+    for then, now, source in zip(before, wanted["data_sets"], sources, strict=True):
+        if then != now and not _is_earlier(then, source, newest.classes == tuple(classes)):
+            raise OutputError(
+                f"{what}made of another data set than '{source.folder}': {'; '.join(differences(then, now))}. {cure}"
+            )
+
+
+def _is_earlier(then: Any, source: RowSource, same_classes: bool) -> bool:
+    """Whether what is remembered is an earlier version of ``source``; one that was removed is taken for one."""
+    if not isinstance(then, dict) or type(version := then.get("version")) is not int:
+        return False
+    if not 1 <= version < source.version:
+        return False
+    try:
+        return read_manifest(source.folder, version).fingerprint() == then.get("fingerprint")
+    except FormatError:
+        return same_classes and why_removed(source.folder, version) is not None

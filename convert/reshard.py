@@ -1,0 +1,109 @@
+"""`reshard`: a data set laid out anew, as its next version or as another data set; a part of it, smaller, reordered."""
+
+from pathlib import Path
+
+from shardwright.convert.lock import sole_writer
+from shardwright.convert.output import Output, check_output, check_paths, refuse_links
+from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.remake import make
+from shardwright.convert.reshape import Reshaped, ReshardOptions
+from shardwright.convert.rewrite import Rewrite, decide_beside, refuse_unfinished
+from shardwright.convert.rewritten import Rewritten, rewritten
+from shardwright.convert.selection import named
+from shardwright.datasets.files import CURE
+from shardwright.datasets.manifest import data_sets_in, read_manifest
+from shardwright.errors import OutputError, ShardError, SourceError
+
+
+def reshard(
+    source: Path,
+    out: Path | None = None,
+    options: ReshardOptions | None = None,
+    progress: ProgressMaker = Silent,
+) -> dict[str, Rewritten]:
+    """Lay the newest version of ``source``, or of each of its splits, out anew: split -> what became of it.
+
+    Parameters
+    ----------
+    out
+        A folder that is missing, empty, or holds what the same command made before. None: ``source`` itself gets a
+        new version. Where the newest version is what is asked for, nothing is made.
+
+    Raises
+    ------
+    UsageError
+        Options that contradict one another, or the data set; or paths of which one lies in the other.
+    FormatError, ShardError
+        ``source`` is no data set, or damaged.
+    LockedError
+        Another process writes to the output.
+    OutputError
+        ``out`` holds something else, was made otherwise, or cannot be written.
+    """
+    options = options or ReshardOptions()
+    target, folders = _checked(source, out)
+    splits = [split for split in folders if split]
+    with sole_writer(target, splits if out is None else []):
+        for split in folders:
+            Output(target / split).settle()
+        parts = _parts(folders, target, out is not None, options)
+        made = make(parts, target, "reshard", options.jobs, progress)
+        return {part.split: rewritten(part, manifest) for part, manifest in zip(parts, made, strict=True)}
+
+
+def dry_run(source: Path, out: Path | None, options: ReshardOptions) -> dict[str, Rewritten]:
+    """Say what `reshard` would do, and do nothing. Raises as it does, for what can be known before."""
+    target, folders = _checked(source, out)
+    parts = _parts(folders, target, out is not None, options)
+    return {part.split: rewritten(part, None, dry_run=True) for part in parts}
+
+
+def _checked(source: Path, out: Path | None) -> tuple[Path, dict[str, Path]]:
+    """(output, split -> data set), after looks at both that change nothing."""
+    if out is not None:
+        check_paths(source, out)
+    folders = data_sets_in(source)
+    for folder in folders.values():
+        read_manifest(folder)  # what is no data set is not even locked
+        if out is None:
+            refuse_links(folder)
+            if folder != source and folder.is_symlink():
+                raise OutputError(f"'{folder}' is a link: a version made there would be another's")
+    if out is not None:
+        check_output(out, [split for split in folders if split])
+    return (source if out is None else out), folders
+
+
+def _parts(folders: dict[str, Path], target: Path, beside: bool, options: ReshardOptions) -> list[Rewrite]:
+    plans = {split: Reshaped(folder, options) for split, folder in folders.items()}
+    if options.ids is not None:
+        found = set().union(*(plan.found_ids for plan in plans.values()))
+        if missing := [id for id in options.ids if id not in found]:
+            where = " and ".join(f"'{folder}'" for folder in folders.values())
+            raise SourceError(
+                f"{len(missing)} of {len(options.ids)} ids are not among the rows of {where}: {named(missing)}"
+            )
+    for plan in plans.values():
+        if not len(plan.index):
+            raise SourceError(f"'{plan.folder}' has no row that was asked for")
+    parts = []
+    for split, plan in plans.items():
+        part = plan.part(split, Output(target / split), options)
+        if beside:
+            decide_beside(part, [plan.source], options.new_version)
+        else:
+            _decide_in_place(part, plan)
+        if not options.new_version:
+            refuse_unfinished(part)
+        parts.append(part)
+    return parts
+
+
+def _decide_in_place(part: Rewrite, plan: Reshaped) -> None:
+    if not plan.is_there():
+        part.plan(plan.manifest.version + 1)
+    elif not part.output.holds(plan.manifest):
+        raise ShardError(
+            f"version {plan.manifest.version} of '{plan.folder}' lies as it is to lie, but a file of it is missing or "
+            f"of another size. {CURE}"
+        )

@@ -1,0 +1,129 @@
+"""What became of a data set made of rows of others: as JSON values and in words."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwright.convert.madeof import MADE_OF
+from shardwright.convert.rewrite import Rewrite
+from shardwright.convert.summary import counted_words
+from shardwright.datasets.layout import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """One data set.
+
+    Attributes
+    ----------
+    split, folder
+        Its split, empty where there is none; where it lies.
+    manifest
+        Its newest version now; None where there is none yet, after a dry run.
+    version
+        The version that was made, or would be; None where the newest was what was asked for.
+    made
+        Whether that was done.
+    rows, shards, of_rows, bytes_at_most
+        Of the one that was asked for; the rows that there were to take from; bytes of its pixels.
+    seconds, copied, resumed, notes
+        As in `Rewrite`.
+    """
+
+    split: str
+    folder: Path
+    manifest: Manifest | None
+    version: int | None
+    made: bool
+    rows: int
+    shards: int
+    of_rows: int
+    bytes_at_most: int
+    seconds: float = 0.0
+    copied: int = 0
+    resumed: int = 0
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """It as JSON values."""
+        found: dict[str, Any] = {
+            "out": str(self.folder),
+            "version": self.version,
+            "made": self.made,
+            "rows": self.rows,
+            "of_rows": self.of_rows,
+            "shards": self.shards,
+            "bytes_at_most": self.bytes_at_most,
+            "notes": list(self.notes),
+        }
+        if self.manifest is None or (self.version is not None and not self.made):
+            return found
+        m = self.manifest
+        return {
+            **found,
+            "version": m.version,
+            "storage": m.storage,
+            "image_shape": list(m.image_shape),
+            "classes": len(m.classes),
+            "chunks": sum(shard.chunks for shard in m.shards),
+            "compressed_chunks": sum(shard.compressed_chunks for shard in m.shards),
+            "bytes": m.bytes,
+            "duplicates": dict(m.duplicates),
+            "seconds": round(self.seconds, 3),
+            "images_per_second": round(self.copied / self.seconds, 1) if self.seconds else None,
+            "resumed_shards": self.resumed,
+            "made_of": m.source.get(MADE_OF),
+        }
+
+    def in_words(self) -> list[str]:
+        """Lines for a person."""
+        of = "" if self.rows == self.of_rows else f" of {self.of_rows} ({self.rows / self.of_rows:.1%})"
+        if self.version is None and self.manifest is not None:
+            there = f"version {self.manifest.version}, {self.rows}{of} images"
+            return [f"'{self.folder}' is up to date: {there}. Nothing to do."]
+        if not self.made or self.manifest is None:
+            return [
+                f"'{self.folder}': version {self.version} would be {self.rows}{of} images in "
+                f"{counted_words(self.shards, 'shard')}, at most {self.bytes_at_most / 1e6:.1f} MB",
+                *(f"  {note}" for note in self.notes),
+            ]
+        m = self.manifest
+        height, width, channels = m.image_shape
+        chunks, packed = (sum(getattr(s, name) for s in m.shards) for name in ("chunks", "compressed_chunks"))
+        lines = [
+            f"'{self.folder}': version {m.version}, {self.rows}{of} images of {height}x{width}x{channels}, "
+            f"{counted_words(len(m.classes), 'class')}, {counted_words(len(m.shards), m.storage + ' shard')}",
+            f"  {self.seconds:.1f} s, {self.copied / max(self.seconds, 1e-9):.0f} images/s; {m.bytes / 1e6:.1f} MB, "
+            f"{packed} of {chunks} chunks are compressed",
+        ]
+        if self.resumed:
+            lines.append(
+                f"  {self.resumed} of {len(m.shards)} shards had been finished by a run that did not come to its end"
+            )
+        if m.duplicates:
+            lines.append(
+                "  pictures of the same bytes: "
+                + ", ".join(f"{n} {reason}" for reason, n in m.duplicates.items())
+            )
+        return lines + [f"  {note}" for note in self.notes]
+
+
+def rewritten(part: Rewrite, manifest: Manifest | None, *, dry_run: bool = False) -> Rewritten:
+    """What became of ``part``, of which ``manifest`` was made, if anything."""
+    return Rewritten(
+        split=part.split,
+        folder=part.output.folder,
+        manifest=manifest or part.newest,
+        version=part.version,
+        made=manifest is not None and not dry_run,
+        rows=len(part.index),
+        shards=len(part.shard_rows),
+        of_rows=len(part.rows),
+        bytes_at_most=len(part.index) * int(np.prod(part.draft.image_shape)),
+        seconds=part.seconds,
+        copied=part.copied,
+        resumed=part.resumed,
+        notes=tuple(part.notes),
+    )

@@ -1,0 +1,126 @@
+"""Rows that are taken from data sets that are there: of one, or of several one after the other, by one index.
+
+The index counts the living rows of the first data set, then those of the second, and so on.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.datasets.buffers import Pixels, RowBuffers
+from shardwright.datasets.layout import Manifest
+from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.reader import Reader, StoredChunk
+from shardwright.datasets.rows import Index
+
+Array = npt.NDArray[Any]
+#: Bytes of small columns that are kept: rows in another order want those of every shard again and again.
+_KEPT_BYTES = 64 << 20
+_STR_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """One version of a data set.
+
+    ``labels`` are the new numbers of its classes, None where they stay; ``prefix`` is put before its ids.
+    """
+
+    folder: Path
+    version: int
+    labels: tuple[int, ...] | None = None
+    prefix: str = ""
+
+
+class SourceRows:
+    """Reads rows of ``sources``. Every row's pixels are checked by their CRC-32 whenever they are read."""
+
+    def __init__(self, sources: Sequence[RowSource], manifests: Sequence[Manifest] | None = None) -> None:
+        self.sources = sources
+        self.manifests = manifests or [read_manifest(s.folder, s.version) for s in sources]
+        self._readers = [Reader(s.folder, m, "read") for s, m in zip(sources, self.manifests, strict=True)]
+        #: (sources + 1,) index of the first row of each; the last is the number of rows.
+        self.first: Index = np.cumsum([0, *(manifest.rows for manifest in self.manifests)])
+        self._columns: dict[tuple[int, int, str], Array] = {}
+        self._room = _KEPT_BYTES
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def images(self, index: Index, out: Pixels) -> None:
+        """Read the images at ``index`` (n,) into uint8 ``out`` (n, row_bytes)."""
+        for k, at, own in self._by_source(index):
+            places = RowBuffers([out], np.zeros(len(at), np.int64), at)
+            self._readers[k].images(own, places)
+
+    def stored_chunk(self, index: Index) -> tuple[int, StoredChunk] | None:
+        """(source, chunk) that holds the rows at ``index`` and no others, in order; None where there is no such one."""
+        k = int(np.searchsorted(self.first, index[0], side="right")) - 1
+        if index.max() >= self.first[k + 1] or index.min() < self.first[k]:
+            return None
+        stored = self._readers[k].stored_chunk(index - self.first[k])
+        return None if stored is None else (k, stored)
+
+    def read_stored(self, source: int, stored: StoredChunk) -> Pixels:
+        """Its bytes with their fletcher32, checked by it."""
+        return self._readers[source].read_stored(stored)
+
+    def raw_under(self, codec: str, index: Index) -> bool:
+        """Whether all rows at ``index`` lie in raw chunks of shards that declare ``codec``."""
+        return all(self._readers[k].raw_under(codec, own) for k, _, own in self._by_source(index))
+
+    def column(self, name: str, index: Index) -> Array:
+        """A small column at ``index`` (n,): labels by new numbers, text as objects of str, ids with their prefix."""
+        found: Array | None = None
+        for k, at, own in self._by_source(index):
+            rows = self._readers[k].rows
+            slot = rows.slot_of(own)
+            shard = rows.shard_of(slot)
+            for number in np.unique(shard).tolist():
+                here = np.flatnonzero(shard == number)
+                values = self._of_shard(k, number, name)[slot[here] - rows.first_slot[number]]
+                if found is None:
+                    found = np.empty((len(index), *values.shape[1:]), values.dtype)
+                found[at[here]] = values
+        return np.empty(0, object) if found is None else found
+
+    def _of_shard(self, k: int, number: int, name: str) -> Array:
+        values = self._columns.get((k, number, name))
+        if values is None:
+            values = self._translated(k, name, self._read(k, number, name))
+            size = values.nbytes + (len(values) * _STR_BYTES if values.dtype == object else 0)
+            if (
+                size <= self._room
+            ):  # what came first stays: all are wanted in turn, and the last used as soon as any
+                self._room -= size
+                self._columns[k, number, name] = values
+        return values
+
+    def _read(self, k: int, number: int, name: str) -> Array:
+        shard = self._readers[k].shard(number)
+        if name == "label":
+            return shard.labels()
+        values = shard.column(name)
+        if values.dtype.kind == "S" or (values.dtype == object and shard.columns[name].kind != "id"):
+            texts = [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+            return np.array(texts, object)
+        return values
+
+    def _translated(self, k: int, name: str, values: Array) -> Array:
+        source = self.sources[k]
+        if name == "label" and source.labels is not None:
+            return np.array(source.labels, np.int64)[values]
+        if name == "id" and source.prefix:
+            return np.array([source.prefix + id for id in values.tolist()], object)
+        return values
+
+    def _by_source(self, index: Index) -> Iterator[tuple[int, Index, Index]]:
+        """(source, places in ``index``, the source's own indices) of each source that has rows in it."""
+        which = np.searchsorted(self.first, index, side="right") - 1
+        for k in np.unique(which).tolist():
+            at = np.flatnonzero(which == k)
+            yield k, at, index[at] - self.first[k]

@@ -1,0 +1,133 @@
+"""`split`: a data set dealt out over parts such as train and val, by a hash of each id."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.convert.lock import sole_writer
+from shardwright.convert.madeof import MADE_OF, made_of
+from shardwright.convert.output import Output, check_output, check_paths, counted
+from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.remake import make
+from shardwright.convert.reshape import Reshaped, ReshardOptions
+from shardwright.convert.rewrite import Rewrite, decide_beside, refuse_unfinished
+from shardwright.convert.rewritten import Rewritten, rewritten
+from shardwright.convert.selection import named, sides
+from shardwright.datasets.layout import SPLIT_NAMES
+from shardwright.datasets.manifest import read_manifest
+from shardwright.errors import OutputError, SourceError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """All that `split` may be told.
+
+    Parameters
+    ----------
+    shares
+        Part -> the share of the rows of each class that it is to get, by expectation. See `parse_shares`.
+    seed
+        Of the hash that decides the part of an id.
+    new_version, jobs
+        As in `ReshardOptions`.
+    """
+
+    shares: Mapping[str, Fraction]
+    seed: int = 0
+    new_version: bool = False
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"seed is {self.seed}, expected 0 to 2**63 - 1")
+        if self.jobs is not None and not 1 <= self.jobs <= 4096:
+            raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
+        if len(self.shares) < 2:
+            raise UsageError(f"{len(self.shares)} parts: expected two or more")
+
+
+def split(
+    source: Path, out: Path, options: SplitOptions, progress: ProgressMaker = Silent
+) -> dict[str, Rewritten]:
+    """Make a data set a part in ``out`` of the rows of ``source``: part -> what became of it.
+
+    Rows keep their order, and all parts have the class map of ``source``. The part of an id follows from it and the
+    seed alone, so that it stays there when other pictures come.
+
+    Raises
+    ------
+    UsageError
+        Paths of which one lies in the other.
+    FormatError, ShardError
+        ``source`` is no data set, or damaged.
+    SourceError
+        A part would be empty.
+    LockedError, OutputError
+        As `reshard` raises them; or ``out`` holds a part that is not asked for.
+    """
+    _check(source, out, options)
+    with sole_writer(out, []):
+        for name in options.shares:
+            Output(out / name).settle()
+        parts = _parts(source, out, options)
+        made = make(parts, out, "split", options.jobs, progress)
+        return {part.split: rewritten(part, manifest) for part, manifest in zip(parts, made, strict=True)}
+
+
+def dry_run(source: Path, out: Path, options: SplitOptions) -> dict[str, Rewritten]:
+    """Say what `split` would do, and do nothing. Raises as it does, for what can be known before."""
+    _check(source, out, options)
+    return {part.split: rewritten(part, None, dry_run=True) for part in _parts(source, out, options)}
+
+
+def _check(source: Path, out: Path, options: SplitOptions) -> None:
+    check_paths(source, out)
+    read_manifest(source)
+    check_output(out, list(options.shares))
+    if held := [name for name in SPLIT_NAMES if name not in options.shares and (out / name).exists()]:
+        raise OutputError(
+            f"the output '{out}' holds the part {named(held)}, which is not asked for: its pictures would be in two "
+            "parts. Use another output, or remove it yourself"
+        )
+
+
+def _parts(source: Path, out: Path, options: SplitOptions) -> list[Rewrite]:
+    plain = ReshardOptions()
+    whole = Reshaped(source, plain)
+    places = sides(whole.rows.column("id", whole.index).tolist(), options.seed, options.shares)
+    if empty := [name for name, rows in places.items() if not len(rows)]:
+        raise SourceError(
+            f"'{source}' has {len(whole.rows)} rows, of which {named(empty)} would get none: use larger shares, or "
+            "another seed"
+        )
+    told = {
+        "by": {name: f"{share.numerator}/{share.denominator}" for name, share in options.shares.items()},
+        "seed": options.seed,
+    }
+    parts = []
+    for name, rows in places.items():
+        plan = whole.taking(np.asarray(rows))
+        part = plan.part(name, Output(out / name), plain)
+        origin = {**made_of("split", [plan.manifest], told), "part": name}
+        # What was rejected has no row, but a side.
+        lost = [f for f in part.findings if f.verdict == "rejected"]
+        own = [lost[k] for k in sides([f.id for f in lost], options.seed, options.shares)[name].tolist()]
+        part.findings = own + [f for f in part.findings if f.verdict != "rejected"]
+        counts = {"files": len(rows) + len(own)} if "files" in part.draft.source else {}
+        part.draft = replace(
+            part.draft,
+            rejected=counted(own, "rejected"),
+            source={
+                "pixels_environment": part.draft.source["pixels_environment"],
+                **counts,
+                MADE_OF: origin,
+            },
+        )
+        decide_beside(part, [plan.source], options.new_version)
+        if not options.new_version:
+            refuse_unfinished(part)
+        parts.append(part)
+    return parts

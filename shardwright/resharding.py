@@ -1,0 +1,183 @@
+"""The commands that make data sets of data sets: parse, one call, print. Rooms are imported inside them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from shardwright.errors import UsageError
+from shardwright.group import AS_JSON, DEBUG, FOLDER, show
+
+JOBS = click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+NEW_VERSION = click.option("--new-version", is_flag=True, help="Let what is made otherwise follow in OUT.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done: rows, shards, bytes.")
+
+
+def layout(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of how rows lie on disk."""
+    for option in reversed(
+        (
+            click.option("--format", type=click.Choice(["hdf5", "npy"])),
+            click.option("--chunk-rows", type=int, help="Rows of a chunk: the batch, or a divisor of it."),
+            click.option("--shard-mib", type=float, help="MiB of pixels a shard."),
+            click.option("--compression", type=click.Choice(["lzf", "gzip", "none"])),
+            click.option(
+                "--min-saving",
+                type=float,
+                help="A chunk that LZF makes smaller by less than this share is stored raw.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("source", type=FOLDER, metavar="SRC")
+@click.argument("out", type=FOLDER, metavar="[OUT]", required=False)
+@layout
+@click.option("--size", type=int, help="Height and width in pixels, smaller than they are.")
+@click.option("--seed", type=int, help="Of a new permutation of all rows, whatever the present one is.")
+@click.option(
+    "--only-classes",
+    multiple=True,
+    metavar="A,B",
+    help="Take the rows of these classes alone. May be repeated. Class numbers stay.",
+)
+@click.option("--ids", type=FOLDER, metavar="FILE", help="Take the rows with these ids alone, one a line.")
+@NEW_VERSION
+@JOBS
+@DRY_RUN
+@AS_JSON
+@DEBUG
+def reshard(
+    source: Path,
+    out: Path | None,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    ids: Path | None,
+    size: int | None,
+    seed: int | None,
+    only_classes: tuple[str, ...],
+    new_version: bool,
+    jobs: int | None,
+    **options: Any,
+) -> None:
+    """Lay the data set SRC, or each of its splits, out anew: as its next version, or in OUT.
+
+    What is not given stays as SRC has it, the order of the rows too. Where the newest version is what is asked
+    for, nothing is made: it may be run again and again.
+    """
+    from shardwright.convert import progress
+    from shardwright.convert import reshard as of
+    from shardwright.convert.relayout import LayoutOptions
+    from shardwright.convert.reshape import ReshardOptions
+    from shardwright.convert.selection import read_ids
+
+    wanted = ReshardOptions(
+        layout=LayoutOptions(**options),
+        size=size,
+        seed=seed,
+        only_classes=only_classes,
+        ids=read_ids(ids) if ids else None,
+        new_version=new_version,
+        jobs=jobs,
+    )
+    if dry_run:
+        _print(of.dry_run(source, out, wanted), as_json)
+    else:
+        _print(of.reshard(source, out, wanted, progress.for_stream()), as_json)
+
+
+@click.command()
+@click.argument("folders", type=FOLDER, metavar="A B...", nargs=-1, required=True)
+@click.argument("out", type=FOLDER, metavar="OUT")
+@layout
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation of all rows.")
+@click.option("--keep-order", is_flag=True, help="Rows as they are, those of A first.")
+@click.option("--prefix", is_flag=True, help="Ids begin with the name of their data set's folder.")
+@NEW_VERSION
+@JOBS
+@DRY_RUN
+@AS_JSON
+@DEBUG
+def merge(
+    folders: tuple[Path, ...],
+    out: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    seed: int,
+    keep_order: bool,
+    prefix: bool,
+    new_version: bool,
+    jobs: int | None,
+    **options: Any,
+) -> None:
+    """Make one data set in OUT of the data sets A, B, and so on.
+
+    Class maps are joined by name: A's numbers stay, names that A has not follow. Ids must be different.
+    """
+    from shardwright.convert import merge as of
+    from shardwright.convert import progress
+    from shardwright.convert.relayout import LayoutOptions
+
+    if keep_order and click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT:
+        raise UsageError("--seed is of a permutation, and --keep-order asks for none: leave one of them out")
+    wanted = of.MergeOptions(
+        LayoutOptions(**options), None if keep_order else seed, prefix, new_version=new_version, jobs=jobs
+    )
+    done = (
+        of.dry_run(folders, out, wanted) if dry_run else of.merge(folders, out, wanted, progress.for_stream())
+    )
+    _print({"": done}, as_json)
+
+
+@click.command()
+@click.argument("source", type=FOLDER, metavar="SRC")
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option("--by", required=True, metavar="SHARES", help="Such as train=0.9,val=0.1; or test=1/10.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the hash of the ids.")
+@NEW_VERSION
+@JOBS
+@DRY_RUN
+@AS_JSON
+@DEBUG
+def split(
+    source: Path,
+    out: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    by: str,
+    seed: int,
+    new_version: bool,
+    jobs: int | None,
+) -> None:
+    """Deal the data set SRC out over parts, each a data set in OUT.
+
+    A hash of seed and id decides: pictures stay in their part when others come. Shares are expected, of every
+    class; the real ones are printed.
+    """
+    from shardwright.convert import progress
+    from shardwright.convert import split as of
+    from shardwright.convert.selection import parse_shares
+
+    wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs)
+    done = (
+        of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, progress.for_stream())
+    )
+    _print(done, as_json)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show({split: each.as_json() for split, each in found.items()}, True, list)
+    else:
+        show(found, False, lambda each: each.in_words())
+
+
+COMMANDS = (reshard, merge, split)

@@ -1,0 +1,1007 @@
+"""`reshard` lays a data set out anew: the same rows, or those asked for, whole, or nothing at all."""
+
+import gc as garbage
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from building import Built, build, republish
+from test_one_writer import everything, processes_naming
+from test_repair import only as only_repair
+from test_resume import wait_for_none
+from test_verify import flip
+from trees import draw_tree
+
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, remake
+from shardwright.convert.gc import GcOptions, gc
+from shardwright.convert.lock import one_writer
+from shardwright.convert.options import Compression
+from shardwright.convert.relayout import LayoutOptions
+from shardwright.convert.repair import repair
+from shardwright.convert.reshape import ReshardOptions
+from shardwright.convert.reshard import dry_run, reshard
+from shardwright.convert.rewritten import Rewritten
+from shardwright.convert.unfinished import Unfinished
+from shardwright.convert.verify import verify
+from shardwright.datasets import open_dataset
+from shardwright.datasets.buffers import RowBuffers
+from shardwright.datasets.fit import fitted
+from shardwright.datasets.layout import Column, Manifest, Storage
+from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.manifest import replace_file as _replace_file
+from shardwright.datasets.reader import Reader
+from shardwright.errors import (
+    FormatError,
+    LockedError,
+    OutputError,
+    ShardError,
+    ShardwrightError,
+    SourceError,
+    UsageError,
+)
+from shardwright.loaders import LoaderOptions, make_loader
+
+Command = Callable[..., Any]
+Rows = dict[str, tuple[Any, ...]]
+
+
+@pytest.fixture(params=["hdf5", "npy"])
+def storage(request: pytest.FixtureRequest) -> Storage:
+    return request.param  # type: ignore[no-any-return]
+
+
+def asked(
+    *,
+    size: int | None = None,
+    seed: int | None = None,
+    only_classes: tuple[str, ...] = (),
+    ids: tuple[str, ...] | None = None,
+    new_version: bool = False,
+    jobs: int | None = 1,
+    **layout: Any,
+) -> ReshardOptions:
+    return ReshardOptions(LayoutOptions(**layout), size, seed, only_classes, ids, new_version, jobs)
+
+
+def only(found: dict[str, Rewritten]) -> Rewritten:
+    (done,) = found.values()
+    return done
+
+
+def rows_of(folder: Path, version: int | None = None) -> Rows:
+    """id -> every other column of its row, the pixels too, in the order of the index; each CRC-32 is checked."""
+    manifest = read_manifest(folder, version)
+    reader, index = Reader(folder, manifest, "read"), np.arange(manifest.rows)
+    pixels = np.empty((manifest.rows, *manifest.image_shape), np.uint8)
+    reader.images(index, RowBuffers([pixels.reshape(manifest.rows, -1)]))
+    names = [c.name for c in manifest.columns if c.kind not in ("image", "id")]
+    columns = [[np.asarray(v).tobytes() for v in reader.column(name, index)] for name in names]
+    ids = reader.column("id", index).tolist()
+    return dict(zip(ids, zip((p.tobytes() for p in pixels), *columns, strict=True), strict=True))
+
+
+def in_order(rows: Rows) -> list[Any]:
+    return list(rows.items())
+
+
+def shape_of(manifest: Manifest) -> tuple[Any, ...]:
+    return manifest.storage, manifest.chunk_rows, [shard.rows for shard in manifest.shards]
+
+
+def assert_whole(folder: Path) -> None:
+    assert verify(folder, full=True).damage == ()
+
+
+# --- the same rows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_there_and_back(here: None, tmp_path: Path, beside: bool) -> None:
+    """Tree -> HDF5 in chunks of 32 -> npy -> HDF5 in chunks of 64 -> of 32: every row and column, in its place."""
+    draw_tree(tmp_path / "tree")
+    made = convert(
+        tmp_path / "tree",
+        tmp_path / "0",
+        ConvertOptions(
+            PixelOptions(size=32), StoreOptions("hdf5", 32, shard_mib=64 * 32 * 32 * 3 / 2**20), jobs=1
+        ),
+    )[0].manifest
+    before, folder = rows_of(tmp_path / "0"), tmp_path / "0"
+    for step, layout in enumerate(
+        ({"format": "npy"}, {"format": "hdf5", "chunk_rows": 64}, {"chunk_rows": 32}), 1
+    ):
+        out = tmp_path / str(step) if beside else None
+        assert only(reshard(folder, out, asked(**layout))).made
+        folder = out or folder
+        now = read_manifest(folder)
+        assert in_order(rows_of(folder)) == in_order(before)
+        assert (now.stats, now.classes, now.columns) == (made.stats, made.classes, made.columns)
+        assert (now.rejected, now.suspect, now.duplicates) == (made.rejected, made.suspect, made.duplicates)
+        assert now.version == (1 if beside else step + 1)
+        assert_whole(folder)
+        files = everything(folder)
+        assert not only(
+            reshard(*((tmp_path / str(step - 1), out) if beside else (folder, None)), asked(**layout))
+        ).made
+        assert everything(folder) == files
+    assert shape_of(now) == shape_of(made)
+    assert (folder / f"report-{now.version:06d}.jsonl").read_bytes() == (
+        tmp_path / "0" / "report-000001.jsonl"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("compression", ["lzf", "gzip", "none", "npy"])
+@pytest.mark.parametrize("before", ["lzf", "gzip", "none", "npy"])
+def test_from_each_kind_to_each(here: None, tmp_path: Path, before: str, compression: str) -> None:
+    def kind(name: str) -> dict[str, Any]:
+        return {"storage": "npy"} if name == "npy" else {"storage": "hdf5", "compression": name}
+
+    built = build(tmp_path / "src", **kind(before), dead={0: (0, 7), 2: (9,)})
+    layout = {("format" if k == "storage" else k): v for k, v in kind(compression).items()}
+    done = only(reshard(built.folder, tmp_path / "out", asked(**layout, chunk_rows=16)))
+    assert in_order(rows_of(tmp_path / "out")) == in_order(rows_of(built.folder))
+    assert done.manifest is not None
+    assert done.manifest.stats == built.manifest.stats
+    assert not any(shard.dead_rows for shard in done.manifest.shards)
+    assert_whole(tmp_path / "out")
+    again = only(reshard(built.folder, tmp_path / "out", asked(**layout, chunk_rows=16)))
+    assert (again.made, again.version) == (False, None)
+
+
+def test_nothing_to_do(tmp_path: Path, storage: Storage, command: Command) -> None:
+    built = build(tmp_path / "src", storage)
+    before = everything(built.folder)
+    for options in ([], ["--format", storage], ["--chunk-rows", 8], ["--size", 8]):
+        ran = command("reshard", built.folder, *options)
+        assert (ran.code, "version 1, 50 images. Nothing to do." in ran.out) == (0, True), ran.err
+    found = json.loads(command("reshard", built.folder, "--json").out)
+    assert (found["version"], found["made"], found["rows"]) == (1, False, 50)
+    assert {**everything(built.folder), ".shardwright/lock": b""} == {**before, ".shardwright/lock": b""}
+    assert command("reshard", built.folder, tmp_path / "out").code == 0
+    assert "Nothing to do" in command("reshard", built.folder, tmp_path / "out").out
+
+
+def test_dead_rows_are_left_behind(here: None, tmp_path: Path, storage: Storage) -> None:
+    built = build(tmp_path / "src", storage, dead={0: (0,), 1: tuple(range(8, 16))})
+    before = rows_of(built.folder)
+    assert only(reshard(built.folder, options=asked())).made
+    assert in_order(rows_of(built.folder)) == in_order(before)
+    assert read_manifest(built.folder).stats == built.manifest.stats
+    assert not only(reshard(built.folder, options=asked())).made
+
+
+def test_bytes_do_not_depend_on_jobs(tmp_path: Path, storage: Storage) -> None:
+    built = build(tmp_path / "src", "hdf5", rows=200, dead={1: (1, 2)})
+    for jobs in (1, 3):
+        reshard(built.folder, tmp_path / f"{jobs}", asked(format=storage, seed=3, jobs=jobs))
+    assert everything(tmp_path / "1") == everything(tmp_path / "3")
+
+
+@pytest.mark.parametrize("compression", ["lzf", "gzip", "none"])
+def test_chunks_that_stay_are_neither_decoded_nor_encoded(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: Compression
+) -> None:
+    built = build(tmp_path / "src", rows=96, shard_rows=32, compression=compression)
+
+    def no(*_: Any) -> None:
+        raise AssertionError("a chunk was taken apart")
+
+    monkeypatch.setattr("shardwright.convert.store.encode_chunk", no)
+    monkeypatch.setattr(Reader, "images", no)
+    done = only(reshard(built.folder, tmp_path / "out", asked(shard_mib=64 * 192 / 2**20)))
+    monkeypatch.undo()
+    assert done.manifest is not None
+    assert [shard.rows for shard in done.manifest.shards] == [64, 32]
+    assert sum(s.compressed_chunks for s in done.manifest.shards) == sum(
+        s.compressed_chunks for s in built.manifest.shards
+    )
+    assert in_order(rows_of(tmp_path / "out")) == in_order(rows_of(built.folder))
+    assert_whole(tmp_path / "out")
+
+
+def test_a_folder_of_splits(tmp_path: Path, command: Command, storage: Storage) -> None:
+    for split, rows in (("train", 60), ("val", 20)):
+        build(tmp_path / "src" / split, storage, rows=rows)
+    before = {split: rows_of(tmp_path / "src" / split) for split in ("train", "val")}
+    ran = command("reshard", tmp_path / "src", tmp_path / "out", "--chunk-rows", 4, "--json", "--jobs", 1)
+    assert ran.code == 0, ran.err
+    assert {split: found["rows"] for split, found in json.loads(ran.out).items()} == {"train": 60, "val": 20}
+    assert command("reshard", tmp_path / "src", "--chunk-rows", 4, "--jobs", 1).code == 0
+    for folder in ("src", "out"):
+        for split, rows in before.items():
+            assert in_order(rows_of(tmp_path / folder / split)) == in_order(rows)
+    assert command("reshard", tmp_path / "src", "--chunk-rows", 4).out.count("Nothing to do") == 2
+    with one_writer(tmp_path / "src" / "val"):
+        assert command("reshard", tmp_path / "src", "--chunk-rows", 2).code == 4
+
+
+# --- some of them, smaller, in another order --------------------------------------------------------------
+
+
+def test_a_seed_orders_whatever_the_order_was(here: None, tmp_path: Path, storage: Storage) -> None:
+    built = build(tmp_path / "src", storage)
+    reshard(built.folder, tmp_path / "a", asked(seed=7))
+    reshard(tmp_path / "a", tmp_path / "b", asked(seed=1))
+    reshard(tmp_path / "b", tmp_path / "c", asked(seed=7))
+    a, b, c = (rows_of(tmp_path / name) for name in "abc")
+    assert in_order(a) == in_order(c) != in_order(b)
+    assert a == b == rows_of(built.folder)
+    order = np.random.Generator(np.random.PCG64(7)).permutation(50)
+    assert list(a) == [sorted(built.ids)[i] for i in order]
+    assert read_manifest(tmp_path / "a").seed == 7
+    assert only(reshard(tmp_path / "c", options=asked(seed=1))).made
+    assert in_order(rows_of(tmp_path / "c")) == in_order(b)
+    assert not only(reshard(tmp_path / "c", options=asked(seed=1))).made
+
+
+def test_a_seed_gives_the_order_of_a_conversion(here: None, tmp_path: Path) -> None:
+    draw_tree(tmp_path / "tree")
+    (tmp_path / "tree" / "cat" / "broken.jpg").unlink()
+    options = ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8), jobs=1)
+    convert(tmp_path / "tree", tmp_path / "0", options)
+    convert(tmp_path / "tree", tmp_path / "5", replace(options, seed=5))
+    reshard(tmp_path / "0", options=asked(seed=5))
+    assert in_order(rows_of(tmp_path / "0")) == in_order(rows_of(tmp_path / "5"))
+    (again,) = convert(tmp_path / "tree", tmp_path / "0", replace(options, seed=5))
+    assert not again.made  # it is what that conversion would make
+
+
+def test_some_classes(here: None, tmp_path: Path, storage: Storage, command: Command) -> None:
+    built = build(tmp_path / "src", storage)
+    ran = command("reshard", built.folder, tmp_path / "out", "--only-classes", "c1,c3", "--jobs", 1)
+    assert ran.code == 0, ran.err
+    kept = np.isin(built.labels, [1, 3])
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.ids() == [id for id, keep in zip(built.ids, kept, strict=True) if keep]
+    assert dataset.labels().tolist() == built.labels[kept].tolist()
+    assert dataset.classes == built.manifest.classes
+    assert np.allclose(dataset.manifest.stats.mean, built.images[kept].mean(axis=(0, 1, 2)))
+    assert f"{kept.sum()} of 50 (" in ran.out
+    again = command("reshard", built.folder, tmp_path / "out", "--only-classes", "c3", "--only-classes", "c1")
+    assert "Nothing to do" in again.out
+    assert command("reshard", built.folder, "--only-classes", "c1,c3").code == 0
+    assert "Nothing to do" in command("reshard", built.folder, "--only-classes", "c1,c3").out
+    unknown = command("reshard", built.folder, "--only-classes", "c1,dog")
+    assert (unknown.code, "no class is called 'dog'" in unknown.err) == (2, True)
+    none = command("reshard", built.folder, "--only-classes", "c2")
+    assert (none.code, "no row that was asked for" in none.err) == (1, True)
+
+
+def test_some_ids(tmp_path: Path, storage: Storage, command: Command) -> None:
+    built = build(tmp_path / "src", storage)
+    wanted = [built.ids[k] for k in (40, 3, 17)]
+    (tmp_path / "ids").write_text("\r\n".join([*wanted, "", wanted[0]]), "utf-8")
+    ran = command("reshard", built.folder, tmp_path / "out", "--ids", tmp_path / "ids", "--jobs", 1)
+    assert ran.code == 0, ran.err
+    assert open_dataset(tmp_path / "out").ids() == [built.ids[k] for k in (3, 17, 40)]
+    (tmp_path / "ids").write_text("\n".join([*wanted, "c1/gone.jpg", "c2/gone.jpg"]), "utf-8")
+    ran = command("reshard", built.folder, tmp_path / "other", "--ids", tmp_path / "ids")
+    assert (ran.code, "2 of 5 ids are not among" in ran.err, "'c1/gone.jpg'" in ran.err) == (1, True, True)
+    assert not (tmp_path / "other").exists()
+    for content, why in ((b"\n\n", "holds no ids"), (b"\xff\n", "not UTF-8")):
+        (tmp_path / "ids").write_bytes(content)
+        ran = command("reshard", built.folder, "--ids", tmp_path / "ids")
+        assert (ran.code, why in ran.err) == (2, True)
+    assert command("reshard", built.folder, "--ids", tmp_path / "missing").code == 2
+
+
+def test_smaller(here: None, tmp_path: Path, storage: Storage) -> None:
+    built = build(tmp_path / "src", storage, shape=(16, 16, 3), dead={1: (4,)})
+    done = only(reshard(built.folder, tmp_path / "out", asked(size=6)))
+    small = np.stack([fitted(image, 6, "stretch", "bilinear") for image in built.images])
+    now = rows_of(tmp_path / "out")
+    assert [row[0] for row in now.values()] == [image.tobytes() for image in small]
+    dataset = open_dataset(tmp_path / "out", columns=("crc32",), verify="read")
+    assert [int(row[0]) for row in dataset] == [zlib.crc32(image) for image in small]
+    assert done.manifest is not None
+    assert np.allclose(done.manifest.stats.std, small.std(axis=(0, 1, 2)))
+    assert (done.manifest.options["size"], done.manifest.options["resized_from"]) == (6, [16])
+    assert done.manifest.image_shape == (6, 6, 3)
+    assert "torch" in done.manifest.environment
+    assert not only(reshard(tmp_path / "out", options=asked(size=6))).made
+    assert_whole(tmp_path / "out")
+
+
+# --- what contradicts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--format", "npy", "--compression", "lzf"], "npy knows no compression"),
+        (["--size", 9], "only smaller ones"),
+        (["--size", 0], "size is 0"),
+        (["--chunk-rows", 0], "chunk_rows is 0"),
+        (["--chunk-rows", 1 << 21], "chunk_rows is"),
+        (["--shard-mib", 0], "shard_mib is 0"),
+        (["--min-saving", 2], "min_saving is 2"),
+        (["--min-saving", 0.5, "--compression", "gzip"], "min_saving is of chunks under lzf"),
+        (["--seed", -1], "seed is -1"),
+        (["--jobs", 0], "jobs is 0"),
+        (["--format", "zarr"], "zarr"),
+    ],
+)
+def test_options_that_contradict(tmp_path: Path, command: Command, options: list[Any], why: str) -> None:
+    built = build(tmp_path / "src")
+    ran = command("reshard", built.folder, tmp_path / "out", *options)
+    assert (ran.code, why in ran.err) == (2, True), ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_contradicts_the_data_set(here: None, tmp_path: Path) -> None:
+    npy = build(tmp_path / "npy", "npy")
+    with pytest.raises(UsageError, match="npy knows no compression"):
+        reshard(npy.folder, options=asked(compression="lzf"))
+    with pytest.raises(UsageError, match="min_saving is of chunks under lzf"):
+        reshard(npy.folder, options=asked(min_saving=0.2))
+    wide = build(tmp_path / "wide", shape=(8, 12, 3))
+    with pytest.raises(UsageError, match="are no squares: 8x12"):
+        reshard(wide.folder, options=asked(size=4))
+    assert only(reshard(wide.folder, options=asked(chunk_rows=4))).made
+
+
+@pytest.mark.parametrize("out", ["src", "src/below", "."])
+def test_nested_paths(tmp_path: Path, command: Command, out: str) -> None:
+    built = build(tmp_path / "src")
+    before = everything(tmp_path)
+    ran = command("reshard", built.folder, tmp_path / out, "--chunk-rows", 4)
+    assert (ran.code, "lie in one another" in ran.err) == (2, True)
+    assert everything(tmp_path) == before
+
+
+def test_outputs_that_are_not_ours(tmp_path: Path, command: Command) -> None:
+    built = build(tmp_path / "src")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.doc").write_text("all of it")
+    (tmp_path / "file").write_text("")
+    for out in ("foreign", "file"):
+        assert command("reshard", built.folder, tmp_path / out).code == 1
+    assert (tmp_path / "foreign" / "thesis.doc").read_text() == "all of it"
+    missing = command("reshard", tmp_path / "missing")
+    assert (missing.code, "no data set" in missing.err) == (1, True)
+    assert command("reshard", tmp_path / "missing", tmp_path / "out").code == 2
+    shutil.rmtree(built.folder / ".shardwright")
+    (built.folder / ".shardwright").symlink_to(tmp_path / "foreign")
+    ran = command("reshard", built.folder, "--chunk-rows", 4)
+    assert (ran.code, "is a link" in ran.err) == (1, True)
+    assert sorted(os.listdir(tmp_path / "foreign")) == ["thesis.doc"]
+
+
+def test_an_output_that_was_made_otherwise(here: None, tmp_path: Path, command: Command) -> None:
+    built, other = build(tmp_path / "src"), build(tmp_path / "other", rows=30)
+    out = tmp_path / "out"
+    reshard(built.folder, out, asked(chunk_rows=4))
+    before = everything(out)
+    with pytest.raises(OutputError, match="made with other options: chunk_rows is 4 there, 2 here"):
+        reshard(built.folder, out, asked(chunk_rows=2))
+    with pytest.raises(OutputError, match="made of another data set than .*fingerprint is"):
+        reshard(other.folder, out, asked(chunk_rows=4))
+    with pytest.raises(OutputError, match="which `reshard` did not make"):
+        reshard(built.folder, other.folder, asked(chunk_rows=4))
+    assert everything(out) == before
+    done = only(reshard(built.folder, out, asked(chunk_rows=2, new_version=True)))
+    assert (done.version, read_manifest(out).chunk_rows) == (2, 2)
+
+
+def test_a_later_version_of_the_source_makes_the_next(here: None, tmp_path: Path) -> None:
+    """Also where the version that the output was made of was removed since."""
+    built, out = build(tmp_path / "src"), tmp_path / "out"
+    for turn, chunk_rows in enumerate((8, 4, 2), 1):
+        reshard(built.folder, options=asked(chunk_rows=chunk_rows))
+        if turn == 3:
+            gc(built.folder, GcOptions(keep=1, min_age_seconds=0))
+        done = only(reshard(built.folder, out, asked(format="npy")))
+        assert (done.made, done.version) == (True, turn)
+    assert not only(reshard(built.folder, out, asked(format="npy"))).made
+    next((out / "shards").iterdir()).unlink()
+    assert only(reshard(built.folder, out, asked(format="npy"))).version == 4
+    assert in_order(rows_of(out)) == in_order(rows_of(built.folder))
+
+
+def test_dry_run_changes_nothing(tmp_path: Path, command: Command) -> None:
+    built = build(tmp_path / "src")
+    before = everything(tmp_path)
+    ran = command("reshard", built.folder, tmp_path / "out", "--chunk-rows", 4, "--dry-run")
+    assert (ran.code, "version 1 would be 50 images in" in ran.out) == (0, True)
+    found = json.loads(command("reshard", built.folder, "--chunk-rows", 4, "--dry-run", "--json").out)
+    assert (found["version"], found["made"], found["rows"]) == (2, False, 50)
+    assert only(dry_run(built.folder, None, asked())).version is None
+    assert everything(tmp_path) == before
+
+
+# --- what it carries over -----------------------------------------------------------------------------------
+
+
+def with_column(built: Built, column: Column, values: np.ndarray[Any, Any]) -> None:
+    """Give the shards of ``built`` a column that this version does not know."""
+    from shardwright.convert.store import shard_file
+
+    shards, start = [], 0
+    for shard in built.manifest.shards:
+        part, start = values[start : start + shard.rows], start + shard.rows
+        files = list(shard.files)
+        if built.manifest.storage == "hdf5":
+            with h5py.File(built.folder / files[0].name, "a") as h5:
+                dtype = h5py.string_dtype("utf-8") if part.dtype == object else None
+                h5.create_dataset(column.name, data=part, dtype=dtype)
+            files = [shard_file(built.folder / files[0].name, files[0].name)]
+        else:
+            name = files[0].name.rsplit(".", 2)[0] + f".{column.name}.npy"
+            flat = np.array([t.encode() for t in part], np.bytes_) if part.dtype == object else part
+            np.save(built.folder / name, flat)
+            files.append(shard_file(built.folder / name, name))
+        shards.append(replace(shard, files=tuple(files)))
+    republish(built, columns=(*built.manifest.columns, column), shards=tuple(shards))
+
+
+@pytest.mark.parametrize("target", ["hdf5", "npy"])
+def test_columns_that_are_not_known(here: None, tmp_path: Path, storage: Storage, target: Storage) -> None:
+    built = build(tmp_path / "src", storage)
+    numbers = np.arange(100, dtype=np.float32).reshape(50, 2)
+    with_column(built, Column("gaze", "gaze", "float32", (2,)), numbers)
+    reshard(built.folder, tmp_path / "out", asked(format=target, chunk_rows=4, seed=1))
+    now = Reader(tmp_path / "out", read_manifest(tmp_path / "out"))
+    ids = now.column("id", np.arange(50)).tolist()
+    order = [built.ids.index(id) for id in ids]
+    assert (now.column("gaze", np.arange(50)) == numbers[order]).all()
+    assert_whole(tmp_path / "out")
+
+
+@pytest.mark.parametrize("target", ["hdf5", "npy"])
+def test_text_that_is_not_known(here: None, tmp_path: Path, storage: Storage, target: Storage) -> None:
+    built = build(tmp_path / "src", storage)
+    texts = np.array([f"a brick, {k} €" for k in range(50)], object)
+    with_column(built, Column("caption", "caption", "utf8"), texts)
+    reshard(built.folder, tmp_path / "out", asked(format=target, chunk_rows=4))
+    found = Reader(tmp_path / "out", read_manifest(tmp_path / "out")).column("caption", np.arange(50))
+    assert [bytes(text).decode() for text in found.tolist()] == texts.tolist()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column("when", "time", "datetime64[ns]"),
+        Column("words", "words", "utf8", (2,)),
+        Column("x", "x", "?!"),
+    ],
+)
+def test_columns_that_cannot_be_carried_over(here: None, tmp_path: Path, column: Column) -> None:
+    built = build(tmp_path / "src")
+    republish(built, columns=(*built.manifest.columns, column))
+    with pytest.raises(FormatError, match=f"the column '{column.name}'.* cannot be carried over"):
+        reshard(built.folder, options=asked(chunk_rows=4))
+
+
+def test_what_the_manifest_says(here: None, tmp_path: Path) -> None:
+    draw_tree(tmp_path / "tree")
+    options = ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8), jobs=1)
+    before = convert(tmp_path / "tree", tmp_path / "out", options)[0].manifest
+    now = only(reshard(tmp_path / "out", options=asked(chunk_rows=4))).manifest
+    assert now is not None
+    assert now.options == {**before.options, "chunk_rows": 4}
+    assert (now.rejected, now.skipped) == (before.rejected, before.skipped)
+    assert now.source["files"] == before.source["files"]
+    assert now.source["pixels_environment"] == before.environment
+    assert "torch" not in now.environment
+    assert now.environment.items() <= before.environment.items()
+    assert now.source["made_of"]["data_sets"] == [
+        {"fingerprint": before.fingerprint(), "version": 1, "rows": before.rows}
+    ]
+    (again,) = convert(
+        tmp_path / "tree", tmp_path / "out", replace(options, store=StoreOptions(chunk_rows=4))
+    )
+    assert not again.made
+    with pytest.raises(OutputError, match="chunk_rows is 4 there, 8 here"):
+        convert(tmp_path / "tree", tmp_path / "out", options)
+
+
+def test_repair_makes_it_again(here: None, tmp_path: Path, storage: Storage) -> None:
+    """From the pictures, as a conversion with the layout and seed that it has now."""
+    draw_tree(tmp_path / "tree")
+    convert(
+        tmp_path / "tree", tmp_path / "out", ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8))
+    )
+    reshard(tmp_path / "out", options=asked(format=storage, chunk_rows=4, shard_mib=8 * 3072 / 2**20))
+    before = everything(tmp_path / "out")
+    path = next((tmp_path / "out" / "shards").glob("000002-00001*"))
+    flip(path, path.stat().st_size // 2)
+    assert only_repair(repair(tmp_path / "out", tmp_path / "tree")).failures == ()
+    assert everything(tmp_path / "out") == before
+
+
+def test_a_selection_is_not_taken_for_the_source(here: None, tmp_path: Path) -> None:
+    draw_tree(tmp_path / "tree")
+    options = ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8), jobs=1)
+    rows = convert(tmp_path / "tree", tmp_path / "out", options)[0].manifest.rows
+    reshard(tmp_path / "out", options=asked(only_classes=("cat",)))
+    (again,) = convert(tmp_path / "tree", tmp_path / "out", options)
+    assert (again.made, again.manifest.rows) == (True, rows)
+
+
+def test_a_report_that_is_gone(here: None, tmp_path: Path) -> None:
+    built = build(tmp_path / "src")
+    for content in (None, b"[" * 9999, b"3\n", b'{"id": 3}\n'):
+        report = built.folder / "report-000001.jsonl"
+        report.unlink(missing_ok=True)
+        if content is not None:
+            report.write_bytes(content)
+        done = only(reshard(built.folder, tmp_path / f"{content and content[:3]!r}", asked(chunk_rows=4)))
+        assert (done.made, "report" in done.notes[0]) == (True, True)
+
+
+# --- damage ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_rows", [8, 4])
+@pytest.mark.parametrize("beside", [False, True])
+def test_damage_in_the_middle_is_named(
+    tmp_path: Path, storage: Storage, command: Command, chunk_rows: int, beside: bool
+) -> None:
+    built = build(tmp_path / "src", storage, flat=0)
+    file = built.manifest.shards[1].files[0].name
+    flip(built.folder / file, _offset_of_row(built, 1, 11))
+    out = [tmp_path / "out"] if beside else []
+    before = everything(built.folder)
+    ran = command("reshard", built.folder, *out, "--chunk-rows", chunk_rows, "--shard-mib", 0.01, "--jobs", 1)
+    assert ran.code == 1
+    assert f"'{built.folder / file}'" in ran.err
+    assert any(rows in ran.err for rows in ("rows 8 to 15", "row 11")), ran.err
+    assert "shardwright repair" in ran.err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    after = everything(built.folder)
+    assert {name: after[name] for name in before if name != ".shardwright/lock"} == {
+        name: before[name] for name in before if name != ".shardwright/lock"
+    }
+    assert read_manifest(built.folder).version == 1
+
+
+def _offset_of_row(built: Built, shard: int, row: int) -> int:
+    path = built.folder / built.manifest.shards[shard].files[0].name
+    if path.suffix != ".h5":
+        return 128 + row * 192 + 5
+    with h5py.File(path) as h5:
+        return int(h5["image"].id.get_chunk_info(row // 8).byte_offset) + row % 8 * 192 + 5
+
+
+def test_a_damaged_id_is_not_laundered(here: None, tmp_path: Path, storage: Storage) -> None:
+    """HDF5 has no checksum for ids: a wrong one would get a right hash in the new version."""
+    built = build(tmp_path / "src", storage)
+    path = next(p for p in sorted((built.folder / "shards").iterdir()) if p.name.endswith((".h5", ".id.npy")))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"00003.jpg", b"00093.jpg"))
+    assert path.read_bytes() != data
+    with pytest.raises(ShardError, match="SHA-256"):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "link"])
+def test_files_that_are_no_shards(here: None, tmp_path: Path, storage: Storage, damage: str) -> None:
+    built = build(tmp_path / "src", storage)
+    path = built.folder / built.manifest.shards[2].files[0].name
+    match damage:
+        case "gone":
+            path.unlink()
+        case "short":
+            os.truncate(path, path.stat().st_size - 9)
+        case "link":
+            path.rename(tmp_path / "elsewhere")
+            path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ShardError, match=path.name):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
+    if damage != "link":
+        with pytest.raises(ShardError, match="a file of it is missing or of another size"):
+            reshard(built.folder, options=asked())
+    assert read_manifest(built.folder).version == 1
+
+
+def test_a_version_that_is_removed_meanwhile(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build(tmp_path / "src", rows=200)
+    real = copying.copy_shard
+
+    def copy_shard(task: copying.CopyTask) -> Any:
+        if task.number == 1 and read_manifest(built.folder).version == 1:
+            monkeypatch.setattr(copying, "copy_shard", real)
+            copying._opened.cache_clear()  # as a worker does that starts now
+            reshard(built.folder, options=asked(chunk_rows=2))
+            gc(built.folder, GcOptions(keep=1, min_age_seconds=0))
+        return real(task)
+
+    monkeypatch.setattr(copying, "copy_shard", copy_shard)
+    with pytest.raises(ShardError, match="version 1 was removed"):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+# --- killed, interrupted, full ------------------------------------------------------------------------------
+
+
+def program(*arguments: object) -> list[str]:
+    return [sys.executable, "-P", "-m", "shardwright", "reshard", *map(str, arguments), "--jobs", "2"]
+
+
+def without_lock(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in everything(folder).items() if name != ".shardwright/lock"}
+
+
+def test_killed_at_random_instants(tmp_path: Path, storage: Storage, kills: int) -> None:
+    """SIGKILL, every other time to the parent alone, until the command ends by itself: the same bytes, in place."""
+    built = build(tmp_path / "src", rows=400)
+    options = ["--format", storage, "--chunk-rows", "4", "--shard-mib", str(8 * 192 / 2**20)]
+    shutil.copytree(built.folder, tmp_path / "undisturbed")
+    subprocess.run(program(tmp_path / "undisturbed", *options), check=True, capture_output=True)
+    right = without_lock(tmp_path / "undisturbed")
+    rows = in_order(rows_of(built.folder))
+    mark = f"SHARDWRIGHT_TEST_{os.getpid()}_reshard_{storage}"
+    chance = random.Random(0)
+    work = tmp_path / "work"
+    longest, killed = 2.0, 0
+    shutil.copytree(built.folder, work)
+    while killed < kills:
+        start = time.monotonic()
+        process = subprocess.Popen(
+            program(work, *options),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, mark: "1"},
+            start_new_session=True,
+        )
+        try:
+            if killed % 4 < 3:  # most of the time goes into starting
+                while process.poll() is None and not list(work.glob(".shardwright/run/*")):
+                    time.sleep(0.002)
+                process.wait(chance.uniform(0, longest / 2))
+            else:
+                process.wait(chance.uniform(0, longest))
+        except subprocess.TimeoutExpired:
+            killed += 1
+            if killed % 2:
+                process.kill()
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+                for pid in processes_naming(mark):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+            wait_for_none(mark)
+            assert in_order(rows_of(work)) == rows
+            continue
+        assert process.returncode == 0
+        longest = time.monotonic() - start
+        assert without_lock(work) == right
+        shutil.rmtree(work)
+        shutil.copytree(built.folder, work)
+    subprocess.run(program(work, *options), check=True, capture_output=True)
+    assert without_lock(work) == right
+
+
+def stopped_after(shards: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> None:
+    """Reshard, and be interrupted once so many shards are finished."""
+    real, calls = copying.copy_shard, 0
+
+    def copy_shard(task: copying.CopyTask) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > shards:
+            raise KeyboardInterrupt
+        return real(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "copy_shard", copy_shard)
+        with pytest.raises(KeyboardInterrupt):
+            reshard(*arguments)
+
+
+def shards_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    real, found = copying.copy_shard, []
+
+    def copy_shard(task: copying.CopyTask) -> Any:
+        found.append(task.number)
+        return real(task)
+
+    monkeypatch.setattr(copying, "copy_shard", copy_shard)
+    return found
+
+
+@pytest.mark.parametrize("finished", [0, 1, 4])
+def test_finished_shards_are_not_made_again(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: Storage, finished: int
+) -> None:
+    built, options = (
+        build(tmp_path / "src"),
+        asked(format=storage, chunk_rows=5, shard_mib=10 * 192 / 2**20, seed=4),
+    )
+    reshard(built.folder, tmp_path / "undisturbed", options)
+    stopped_after(finished, monkeypatch, built.folder, tmp_path / "out", options)
+    written = shards_written(monkeypatch)
+    done = only(reshard(built.folder, tmp_path / "out", options))
+    assert sorted(written) == list(range(finished, 5))
+    assert done.resumed == finished
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+def test_other_options_do_not_throw_finished_shards_away(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, out = build(tmp_path / "src"), tmp_path / "out"
+    stopped_after(2, monkeypatch, built.folder, out, asked(chunk_rows=4))
+    with pytest.raises(
+        OutputError, match="unfinished conversion with other options: chunk_rows is 4 there, 2 here"
+    ):
+        reshard(built.folder, out, asked(chunk_rows=2))
+    draw_tree(tmp_path / "tree")
+    with pytest.raises(OutputError, match="unfinished conversion with other options"):
+        convert(tmp_path / "tree", out, ConvertOptions(PixelOptions(size=32)))
+    done = only(reshard(built.folder, out, asked(chunk_rows=2, new_version=True)))
+    assert (done.version, done.resumed) == (1, 0)
+    assert in_order(rows_of(out)) == in_order(rows_of(built.folder))
+
+
+@pytest.mark.parametrize("after", range(9))
+@pytest.mark.parametrize("beside", [False, True])
+def test_killed_while_publishing(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, beside: bool
+) -> None:
+    """Between any two of the renames, or before either manifest; nothing is cleaned up, as after SIGKILL."""
+    options = asked(chunk_rows=4, shard_mib=8 * 192 / 2**20)
+    first, second = (build(tmp_path / name).folder for name in ("first", "second"))
+    where = [(first, tmp_path / "a"), (second, tmp_path / "b")] if beside else [(first, None), (second, None)]
+    reshard(*where[0], options)
+    calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            if calls == after:
+                raise Killed
+            calls += 1
+            return real(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "place", counted(Unfinished.place))
+        patch.setattr("shardwright.datasets.manifest.replace_file", counted(_replace_file))
+        patch.setattr("shardwright.convert.output.Output.abandon", lambda self: None)
+        with pytest.raises(Killed):
+            reshard(*where[1], options)
+    written = shards_written(monkeypatch)
+    reshard(*where[1], options)
+    assert written == []
+    assert without_lock(where[1][1] or second) == without_lock(where[0][1] or first)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_everything(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    built, out = build(tmp_path / "src", rows=2000), tmp_path / "out"
+    options = ["--chunk-rows", "4", "--shard-mib", "0.001"]
+    mark = f"SHARDWRIGHT_TEST_{os.getpid()}_reshard_{code}"
+    with subprocess.Popen(
+        program(built.folder, out, *options), stderr=subprocess.PIPE, env={**os.environ, mark: "1"}, text=True
+    ) as process:
+        while not list(out.glob(".shardwright/run/record-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.count("Traceback"), "same command goes on" in said) == (code, 0, True)
+    assert processes_naming(mark) == []
+    assert not list(out.glob(".shardwright/work*"))
+    assert not (out / "manifest.json").exists()
+    assert read_manifest(built.folder).version == 1
+    subprocess.run(program(built.folder, out, *options), check=True, capture_output=True)
+    assert in_order(rows_of(out)) == in_order(rows_of(built.folder))
+
+
+def test_two_at_once(tmp_path: Path, command: Command) -> None:
+    built = build(tmp_path / "src")
+    with one_writer(built.folder):
+        ran = command("reshard", built.folder, "--chunk-rows", 4)
+        assert (ran.code, f"held by process {os.getpid()}" in ran.err) == (4, True)
+        assert command("reshard", built.folder, tmp_path / "out", "--jobs", 1).code == 0  # it only reads
+    with one_writer(tmp_path / "out"), pytest.raises(LockedError):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=2))
+
+
+def test_a_limit_of_file_size_is_said_and_then_gone_on_from(tmp_path: Path, storage: Storage) -> None:
+    built, out = build(tmp_path / "src"), tmp_path / "out"
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+
+    command = program(built.folder, out, "--format", storage, "--chunk-rows", 4)
+    full = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True, check=False)
+    assert full.returncode == 1
+    assert "a file would be larger than allowed" in full.stderr
+    assert (full.stderr.count("shardwright: "), full.stderr.count("Traceback")) == (1, 0)
+    assert not (out / "manifest.json").exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert in_order(rows_of(out)) == in_order(rows_of(built.folder))
+
+
+def test_what_does_not_fit_is_not_begun(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(tmp_path / "src", flat=0)
+    monkeypatch.setattr("shardwright.convert.soundness.free_bytes", lambda _: 100)
+    monkeypatch.setattr("shardwright.convert.space.free_bytes", lambda _: 100)
+    written = shards_written(monkeypatch)
+    with pytest.raises(OutputError, match=r"needs .* its disk has 0.0 MB \(100 bytes\) free"):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
+    assert written == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(tmp_path / "src")
+    monkeypatch.setattr(copying.CopyTask, "write", _end_this_process)
+    with pytest.raises(ShardwrightError, match="killed or crashed 2 times: is there memory"):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
+    assert not (tmp_path / "out").exists()
+
+
+def _end_this_process(*_: Any) -> None:
+    os._exit(3)
+
+
+def test_shards_of_another_environment_are_not_mixed_in(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, options = build(tmp_path / "src"), asked(chunk_rows=4)
+    reshard(built.folder, tmp_path / "undisturbed", options)
+    now = copying.storing_environment()
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "storing_environment", lambda: {**now, "h5py": "3.0"})
+        stopped_after(1, monkeypatch, built.folder, tmp_path / "out", options)
+    done = only(reshard(built.folder, tmp_path / "out", options))
+    assert done.resumed == 0
+    assert f"h5py is '3.0' there, '{now['h5py']}' here" in done.notes[0]
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+def test_nothing_is_published_before_all_is_made(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "val"):
+        build(tmp_path / "src" / split)
+    last = read_manifest(tmp_path / "src" / "val").shards[-1].files[0]
+    os.truncate(tmp_path / "src" / "val" / last.name, last.bytes - 1)
+    with pytest.raises(ShardError):
+        reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
+    assert not (tmp_path / "out").exists()
+    assert remake.make([], tmp_path / "out", "reshard", 1, lambda *_: None) == []  # type: ignore[arg-type,return-value]
+
+
+def test_nothing_that_was_asked_for_is_an_error(here: None, tmp_path: Path) -> None:
+    built = build(tmp_path / "src")
+    with pytest.raises(SourceError, match="1 of 1 ids are not among the rows"):
+        reshard(built.folder, options=asked(ids=("nothing",)))
+    gone = build(tmp_path / "gone", rows=8, shard_rows=8)
+    republish(gone, rows=0, shards=(replace(gone.manifest.shards[0], dead_rows=tuple(range(8))),))
+    with pytest.raises(SourceError, match="has no rows"):
+        reshard(gone.folder, options=asked(chunk_rows=4))
+
+
+def test_make_reshard(tmp_path: Path) -> None:
+    """Spaces, quotes and dollars in names are safe; further options go through ARGS."""
+    source, out = tmp_path / "it's $HOME's", tmp_path / 'o "u" t'
+    build(source)
+    (tmp_path / "ready").touch()
+    told = [
+        "make",
+        f"BIN={Path(sys.executable).parent}",
+        f"READY={tmp_path / 'ready'}",
+        "-o",
+        tmp_path / "ready",
+    ]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+
+    def make(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*told, "reshard", *arguments],
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    where = [
+        f"SRC={source}",
+        f"OUT={out}",
+        "ARGS=--chunk-rows 4 --only-classes 'c1,c2' --jobs 1",
+    ]
+    ran = make(*where)
+    assert ran.returncode == 0, ran.stderr
+    assert read_manifest(out).chunk_rows == 4
+    assert make(where[0], "ARGS=--chunk-rows 4 --jobs 1").returncode == 0
+    assert read_manifest(source).version == 2
+    assert (make().returncode, "say which data set" in make().stderr) == (2, True)
+
+
+# --- beside readers -------------------------------------------------------------------------------------------
+
+
+_RESHARDS = """
+import sys
+from pathlib import Path
+from conftest import _Here
+from shardwright.convert import workers
+from shardwright.convert.gc import GcOptions, gc
+from shardwright.convert.relayout import LayoutOptions
+from shardwright.convert.reshape import ReshardOptions
+from shardwright.convert.reshard import reshard
+workers.ProcessPoolExecutor = _Here
+for turn in range(20):
+    layout = LayoutOptions(("npy", "hdf5")[turn % 2], 8 + turn, 0.05)
+    assert reshard(Path(sys.argv[1]), None, ReshardOptions(layout, seed=turn, jobs=1))[""].made
+    gc(Path(sys.argv[1]), GcOptions(keep=3, min_age_seconds=0))
+"""
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_training_beside_it(tmp_path: Path, engine: Any) -> None:
+    """Twenty reshards in place, and `gc` after each, while loops train: an epoch is of one version, or says which."""
+    built = build(tmp_path / "src", rows=3000, shard_rows=400, chunk_rows=16, shape=(4, 4, 3))
+    right = {
+        id: (image.tobytes(), label)
+        for id, image, label in zip(built.ids, built.images, built.labels.tolist(), strict=True)
+    }
+    told: list[tuple[int | None, str]] = []
+    versions: list[int] = []
+    job = subprocess.Popen(
+        [sys.executable, "-c", _RESHARDS, built.folder],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        cwd=tmp_path,
+    )
+    with job:
+        while job.poll() is None or versions[-1:] != [21]:
+            dataset = open_dataset(built.folder, columns=("image", "label", "id"))
+            options = LoaderOptions(engine=engine, quiet=True)
+            loader = make_loader(dataset, 64, shuffle=True, options=options)
+            try:
+                for _ in range(3):
+                    assert trained_on(loader) == right
+                versions.append(dataset.manifest.version)
+            except ShardwrightError as error:
+                told.append((dataset.version, str(error)))
+            # What a traceback kept of torch's iterator is not to be found by a process that is forked next.
+            del loader
+            garbage.collect()
+    assert job.returncode == 0
+    odd = [text for version, text in told if f"version {version} was removed" not in text]
+    assert not odd, "\n".join(odd)
+    assert versions == sorted(versions)
+    assert sorted(p.name for p in built.folder.glob("manifest-*")) == [
+        f"manifest-{version:06d}.json" for version in (19, 20, 21)
+    ]
+
+
+def trained_on(loader: Any) -> dict[str, tuple[bytes, int]]:
+    """id -> (pixels, label) of one epoch; no id comes twice."""
+    seen: dict[str, tuple[bytes, int]] = {}
+    count = 0
+    for images, labels, ids in loader:
+        rows = images.permute(0, 2, 3, 1).contiguous().numpy()
+        seen |= {
+            id: (row.tobytes(), label) for id, row, label in zip(ids, rows, labels.tolist(), strict=True)
+        }
+        count += len(ids)
+    assert count == len(seen)
+    return seen
