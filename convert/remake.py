@@ -5,7 +5,7 @@ command, to the same bytes.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from shardwright.convert.plan import differences
 from shardwright.convert.progress import ProgressMaker
 from shardwright.convert.report import of_kept_rows
 from shardwright.convert.rewrite import Rewrite
-from shardwright.convert.soundness import check_room_for, verify_sources
+from shardwright.convert.soundness import SourceCheck, check_room_for
 from shardwright.convert.space import full_disk
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Workers
+from shardwright.convert.write import ShardRecord
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.reader import Reader
-from shardwright.errors import OutputError, ShardwrightError
+from shardwright.errors import OutputError, ShardError, ShardwrightError
 
 
 def make(
@@ -52,10 +53,10 @@ def make(
             with Workers(jobs) as workers:
                 for part in todo:
                     _keep_to_environment(part, workers)
-                verify_sources(todo, progress)
                 check_room_for(todo, out)
-                for part in todo:
-                    _write_shards(part, stage, progress, workers)
+                with SourceCheck(todo) as check:
+                    for part in todo:
+                        _write_shards(part, stage, progress, workers, check)
         manifests = [None if part.version is None else _manifest_of(part) for part in parts]
         done: list[Manifest | None] = []
         for part, manifest in zip(parts, manifests, strict=True):
@@ -105,13 +106,17 @@ def _keep_to_environment(part: Rewrite, workers: Workers) -> None:
     part.resumed = len(part.records)
 
 
-def _write_shards(part: Rewrite, stage: str, progress: ProgressMaker, workers: Workers) -> None:
+def _write_shards(
+    part: Rewrite, stage: str, progress: ProgressMaker, workers: Workers, check: SourceCheck
+) -> None:
     start = time.monotonic()
-    rows = {plan.number: len(plan.samples) for plan in part.plans}
+    index = {plan.number: plan.samples for plan in part.plans}
+    rows = {number: len(samples) for number, samples in index.items()}
     before = done = shown = sum(rows[record.number] for record in part.records)
     with progress(part.split or stage, len(part.index), "images", done) as bar:
-        for record in workers.write(part.tasks()):
+        for record in _copied(part, workers, check):
             if record is not None:
+                check.confirm(part, index[record.number])  # before it is kept, also for a later run
                 part.output.unfinished.keep(record)
                 part.records.append(record)
                 done += rows[record.number]
@@ -121,6 +126,15 @@ def _write_shards(part: Rewrite, stage: str, progress: ProgressMaker, workers: W
             shown = now
     part.copied = done - before
     part.seconds = time.monotonic() - start
+
+
+def _copied(part: Rewrite, workers: Workers, check: SourceCheck) -> Iterator[ShardRecord | None]:
+    """Records as they come. Where a worker stumbles over damage, all damage there is is named."""
+    try:
+        yield from workers.write(part.tasks())
+    except ShardError:
+        check.refuse_damage()
+        raise
 
 
 def _manifest_of(part: Rewrite) -> Manifest:

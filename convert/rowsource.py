@@ -15,7 +15,7 @@ from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, StoredChunk
-from shardwright.datasets.rows import Index
+from shardwright.datasets.rows import Index, RowMap
 
 Array = npt.NDArray[Any]
 #: Bytes of small columns that are kept: rows in another order want those of every shard again and again.
@@ -50,6 +50,10 @@ class SourceRows:
 
     def __len__(self) -> int:
         return int(self.first[-1])
+
+    def map_of(self, source: int) -> RowMap:
+        """Where each index of one source lies."""
+        return self._readers[source].rows
 
     def images(self, index: Index, out: Pixels) -> None:
         """Read the images at ``index`` (n,) into uint8 ``out`` (n, row_bytes)."""

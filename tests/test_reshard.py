@@ -880,12 +880,34 @@ def test_nothing_is_published_before_all_is_made(
 ) -> None:
     for split in ("train", "val"):
         build(tmp_path / "src" / split)
+    reshard(tmp_path / "src", tmp_path / "undisturbed", asked(chunk_rows=4))
     last = read_manifest(tmp_path / "src" / "val").shards[-1].files[0]
-    os.truncate(tmp_path / "src" / "val" / last.name, last.bytes - 1)
+    path = tmp_path / "src" / "val" / last.name
+    content = path.read_bytes()
+    os.truncate(path, last.bytes - 1)
     with pytest.raises(ShardError):
         reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
-    assert not (tmp_path / "out").exists()
+    assert not [*(tmp_path / "out").rglob("manifest*"), *(tmp_path / "out").rglob("shards/*")]
+    path.write_bytes(content)  # repaired: the same command goes on
+    reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
     assert remake.make([], tmp_path / "out", "reshard", 1, lambda *_: None) == []  # type: ignore[arg-type,return-value]
+
+
+def test_what_was_copied_from_a_damaged_shard_is_not_kept(here: None, tmp_path: Path) -> None:
+    """An id has no checksum of its own: only the hash of the whole shard tells, and what was copied is made again."""
+    built = build(tmp_path / "src", shard_rows=8)
+    reshard(built.folder, tmp_path / "undisturbed", asked(chunk_rows=4))
+    path = built.folder / built.manifest.shards[2].files[0].name
+    content = path.read_bytes()
+    at = content.index(built.ids[16].encode())
+    path.write_bytes(content[:at] + b"X" + content[at + 1 :])
+    with pytest.raises(ShardError, match=f"{path.name}': wrong SHA-256"):
+        reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
+    path.write_bytes(content)
+    done = only(reshard(built.folder, tmp_path / "out", asked(chunk_rows=4)))
+    assert done.resumed <= 6
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
 
 
 def test_nothing_that_was_asked_for_is_an_error(here: None, tmp_path: Path) -> None:
