@@ -26,6 +26,8 @@ def join_classes(folders: Sequence[Path], maps: Sequence[Sequence[str]]) -> tupl
         for name in names:
             form = unicodedata.normalize("NFC", name).casefold()
             other, where = found.setdefault(form, (name, folder))
+            if name in classes:  # letter for letter
+                continue
             if other != name and where != folder:
                 raise SourceError(
                     f"class '{other}' of '{where}' and class '{name}' of '{folder}' differ only in case or "

@@ -4,14 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.convert.plan import differences
+from shardwright.convert.plan import MADE_OF, differences
 from shardwright.convert.rowsource import RowSource
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest, why_removed
 from shardwright.errors import FormatError, OutputError
-
-#: Its key in the manifest's ``source``.
-MADE_OF = "made_of"
 
 
 def made_of(command: str, manifests: Sequence[Manifest], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +54,8 @@ def refuse_others(
     if not isinstance(before, list) or len(before) != len(sources):
         number = len(before) if isinstance(before, list) else 0
         raise OutputError(f"{what}made of {number} data sets, here are {len(sources)}. {cure}")
-    for then, now, source in zip(before, wanted["data_sets"], sources, strict=True):
+    for found_then, now, source in zip(before, wanted["data_sets"], sources, strict=True):
+        then = found_then if isinstance(found_then, dict) else {}
         if then != now and not _is_earlier(then, source, newest.classes == tuple(classes)):
             raise OutputError(
                 f"{what}made of another data set than '{source.folder}': {'; '.join(differences(then, now))}. {cure}"

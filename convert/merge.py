@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from shardwright.convert.joining import added, common_options, different_pixels, join_classes
 from shardwright.convert.lock import sole_writer
-from shardwright.convert.madeof import MADE_OF, made_of
+from shardwright.convert.madeof import made_of
 from shardwright.convert.output import Output, check_output, check_paths
+from shardwright.convert.plan import MADE_OF
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.relayout import (
     LayoutOptions,
@@ -199,22 +200,22 @@ def _findings(sources: Sequence[RowSource]) -> tuple[list[Finding], list[str]]:
 
 def _source(manifests: Sequence[Manifest], options: MergeOptions) -> dict[str, Any]:
     told = {
-        "format": options.layout.format,
-        "chunk_rows": options.layout.chunk_rows,
-        "shard_mib": options.layout.shard_mib,
-        "compression": options.layout.compression,
-        "min_saving": options.layout.min_saving,
+        **asdict(options.layout),
         "seed": options.seed,
         "prefix": options.prefix,
     }
     counts = ({k: m.source[k] for k in _SUMMED if type(m.source.get(k)) is int} for m in manifests)
-    environments = [m.source.get("pixels_environment", dict(m.environment)) for m in manifests]
-    alike = all(each == environments[0] for each in environments)
+    environments: list[Any] = []
+    for m in manifests:
+        before = m.source.get("pixels_environment", dict(m.environment))
+        environments += [
+            e for e in (before if isinstance(before, list) else [before]) if e not in environments
+        ]
     total = added(counts)
     if "files" in total:
         total["files"] = sum(m.rows + sum(m.rejected.values()) for m in manifests)
     return {
         **total,
-        "pixels_environment": environments[0] if alike else environments,
+        "pixels_environment": environments[0] if len(environments) == 1 else environments,
         MADE_OF: made_of("merge", manifests, told),
     }

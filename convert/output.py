@@ -34,13 +34,24 @@ def check_paths(source: Path, out: Path) -> None:
     UsageError
         One of these.
     """
-    if not source.is_dir():
-        raise UsageError(f"the source '{source}' is {'not a folder' if source.exists() else 'missing'}")
+    check_source(source)
     inner, outer = os.path.realpath(source), os.path.realpath(out)
     if os.path.commonpath([inner, outer]) in (inner, outer):
         raise UsageError(
             f"the source '{source}' and the output '{out}' lie in one another: use another output"
         )
+
+
+def check_source(source: Path) -> None:
+    """Refuse a source that is no folder.
+
+    Raises
+    ------
+    UsageError
+        It is none.
+    """
+    if not source.is_dir():
+        raise UsageError(f"the source '{source}' is {'not a folder' if source.exists() else 'missing'}")
 
 
 def check_output(out: Path, splits: Sequence[str]) -> None:

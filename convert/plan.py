@@ -11,6 +11,9 @@ from shardwright.convert.options import ConvertOptions
 from shardwright.datasets.layout import SHARDS_FOLDER, Manifest
 from shardwright.errors import OutputError
 
+#: Key in a manifest's ``source`` of the data sets that it was made of.
+MADE_OF = "made_of"
+
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
@@ -74,6 +77,9 @@ def decide(
         different.append(
             f"the class map has {len(options.classes)} names, not the same as the {len(newest.classes)} there"
         )
+    command, told = asked_for({"source": newest.source})
+    if command in ("merge", "split") or told.get("only_classes") or told.get("ids"):
+        different.append(f"it was made by `{command}`, of a part of the rows or of several data sets")
     if different and not options.new_version:
         raise OutputError(
             f"'{out}' holds version {newest.version}, made with other options: {'; '.join(different)}. "
@@ -91,16 +97,33 @@ def decide(
 
 
 def refuse_other_request(before: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
-    """Keep finished shards of an unfinished conversion from being thrown away by an option mistyped.
+    """Keep finished shards of an unfinished run from being thrown away by another command, or an option mistyped.
 
     Raises
     ------
     OutputError
-        The two requests have different options.
+        The two requests are of other commands, or have different options.
     """
-    different = differences(before.get("options") or {}, now["options"])
+    command, told = asked_for(before)
+    wanted, telling = asked_for(now)
+    different = differences({**(before.get("options") or {}), **told}, {**now["options"], **telling})
+    if command != wanted:
+        raise OutputError(
+            f"'{out}' holds an unfinished `{command}`: run it again to go on with it, or `{wanted}` with --new-version "
+            "to give it up"
+        )
     if different:
         raise OutputError(
-            f"'{out}' holds an unfinished conversion with other options: {'; '.join(different)}. Use the same options "
+            f"'{out}' holds an unfinished `{command}` with other options: {'; '.join(different)}. Use the same options "
             "to go on with it, or --new-version to begin anew"
         )
+
+
+def asked_for(request: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Command and options by the ``source`` of a request or a manifest: of pictures, `convert`."""
+    source = request.get("source")
+    made = source.get(MADE_OF) if isinstance(source, Mapping) else None
+    if not isinstance(made, Mapping):
+        return "convert", {}
+    told = made.get("options")
+    return str(made.get("command")), dict(told) if isinstance(told, Mapping) else {}

@@ -5,7 +5,7 @@ command, to the same bytes.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from shardwright.convert.plan import differences
 from shardwright.convert.progress import ProgressMaker
 from shardwright.convert.report import of_kept_rows
 from shardwright.convert.rewrite import Rewrite
-from shardwright.convert.soundness import SourceCheck, check_room_for
+from shardwright.convert.soundness import check_room_for, refuse_damage
 from shardwright.convert.space import full_disk
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Workers
-from shardwright.convert.write import ShardRecord
 from shardwright.datasets.layout import Manifest
+from shardwright.datasets.manifest import why_removed
 from shardwright.datasets.reader import Reader
 from shardwright.errors import OutputError, ShardError, ShardwrightError
 
@@ -54,9 +54,14 @@ def make(
                 for part in todo:
                     _keep_to_environment(part, workers)
                 check_room_for(todo, out)
-                with SourceCheck(todo) as check:
+                try:
                     for part in todo:
-                        _write_shards(part, stage, progress, workers, check)
+                        _write_shards(part, stage, progress, workers)
+                except ShardError:  # where a worker stumbles over damage, all that there is is named
+                    sources = [source for part in todo for source in part.rows.sources]
+                    if not any(why_removed(source.folder, source.version) for source in sources):
+                        refuse_damage(todo)
+                    raise
         manifests = [None if part.version is None else _manifest_of(part) for part in parts]
         done: list[Manifest | None] = []
         for part, manifest in zip(parts, manifests, strict=True):
@@ -106,17 +111,13 @@ def _keep_to_environment(part: Rewrite, workers: Workers) -> None:
     part.resumed = len(part.records)
 
 
-def _write_shards(
-    part: Rewrite, stage: str, progress: ProgressMaker, workers: Workers, check: SourceCheck
-) -> None:
+def _write_shards(part: Rewrite, stage: str, progress: ProgressMaker, workers: Workers) -> None:
     start = time.monotonic()
-    index = {plan.number: plan.samples for plan in part.plans}
-    rows = {number: len(samples) for number, samples in index.items()}
+    rows = {plan.number: len(plan.samples) for plan in part.plans}
     before = done = shown = sum(rows[record.number] for record in part.records)
     with progress(part.split or stage, len(part.index), "images", done) as bar:
-        for record in _copied(part, workers, check):
+        for record in workers.write(part.tasks()):
             if record is not None:
-                check.confirm(part, index[record.number])  # before it is kept, also for a later run
                 part.output.unfinished.keep(record)
                 part.records.append(record)
                 done += rows[record.number]
@@ -126,15 +127,6 @@ def _write_shards(
             shown = now
     part.copied = done - before
     part.seconds = time.monotonic() - start
-
-
-def _copied(part: Rewrite, workers: Workers, check: SourceCheck) -> Iterator[ShardRecord | None]:
-    """Records as they come. Where a worker stumbles over damage, all damage there is is named."""
-    try:
-        yield from workers.write(part.tasks())
-    except ShardError:
-        check.refuse_damage()
-        raise
 
 
 def _manifest_of(part: Rewrite) -> Manifest:

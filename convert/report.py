@@ -22,7 +22,7 @@ def read_report(folder: Path, version: int) -> list[Finding]:
         return [_finding(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
     except OSError as error:
         raise ValueError(f"the report '{path}' cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"'{path}' is no report: {error}") from error
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardwright.convert.lock import sole_writer
-from shardwright.convert.output import Output, check_output, check_paths, refuse_links
+from shardwright.convert.output import Output, check_output, check_paths, check_source, refuse_links
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.remake import make
 from shardwright.convert.reshape import Reshaped, ReshardOptions
@@ -60,6 +60,7 @@ def dry_run(source: Path, out: Path | None, options: ReshardOptions) -> dict[str
 
 def _checked(source: Path, out: Path | None) -> tuple[Path, dict[str, Path]]:
     """(output, split -> data set), after looks at both that change nothing."""
+    check_source(source)
     if out is not None:
         check_paths(source, out)
     folders = data_sets_in(source)

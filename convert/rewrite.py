@@ -9,10 +9,10 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from shardwright.convert.copying import CopyTask
-from shardwright.convert.madeof import MADE_OF, refuse_others, same_made
+from shardwright.convert.madeof import refuse_others, same_made
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import Output
-from shardwright.convert.plan import ShardPlan, refuse_other_request
+from shardwright.convert.plan import MADE_OF, ShardPlan, refuse_other_request
 from shardwright.convert.relayout import recorded
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.write import Finding, ShardRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.convert.madeof import MADE_OF
+from shardwright.convert.plan import MADE_OF
 from shardwright.convert.rewrite import Rewrite
 from shardwright.convert.summary import counted_words
 from shardwright.datasets.layout import Manifest

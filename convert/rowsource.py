@@ -4,23 +4,30 @@ The index counts the living rows of the first data set, then those of the second
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.convert.verify import damage_of
 from shardwright.datasets.buffers import Pixels, RowBuffers
-from shardwright.datasets.layout import Manifest
+from shardwright.datasets.layout import COLUMN_KINDS, Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, StoredChunk
 from shardwright.datasets.rows import Index, RowMap
+from shardwright.datasets.shards import finished_shard
+from shardwright.errors import ShardError
 
 Array = npt.NDArray[Any]
 #: Bytes of small columns that are kept: rows in another order want those of every shard again and again.
 _KEPT_BYTES = 64 << 20
 _STR_BYTES = 64
+#: Places of damage that an error names.
+NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,15 @@ class RowSource:
     prefix: str = ""
 
 
+def damaged_source(folder: Path, damage: Sequence[str]) -> ShardError:
+    """The error of a source that is not what it was, with the places of ``damage``."""
+    more = f"; and {len(damage) - NAMED} places more" if len(damage) > NAMED else ""
+    return ShardError(
+        f"the source is damaged, so nothing was published: {'; '.join(damage[:NAMED])}{more}. "
+        f"`shardwright repair '{folder}' --source SRC` makes damaged files again from the pictures"
+    )
+
+
 class SourceRows:
     """Reads rows of ``sources``. Every row's pixels are checked by their CRC-32 whenever they are read."""
 
@@ -46,6 +62,7 @@ class SourceRows:
         #: (sources + 1,) index of the first row of each; the last is the number of rows.
         self.first: Index = np.cumsum([0, *(manifest.rows for manifest in self.manifests)])
         self._columns: dict[tuple[int, int, str], Array] = {}
+        self._sound: set[tuple[int, int]] = set()
         self._room = _KEPT_BYTES
 
     def __len__(self) -> int:
@@ -84,13 +101,37 @@ class SourceRows:
             rows = self._readers[k].rows
             slot = rows.slot_of(own)
             shard = rows.shard_of(slot)
-            for number in np.unique(shard).tolist():
+            numbers = np.unique(shard).tolist()
+            if self._is_text(k, name):
+                self._refuse_damage(k, numbers)
+            for number in numbers:
                 here = np.flatnonzero(shard == number)
                 values = self._of_shard(k, number, name)[slot[here] - rows.first_slot[number]]
                 if found is None:
                     found = np.empty((len(index), *values.shape[1:]), values.dtype)
                 found[at[here]] = values
         return np.empty(0, object) if found is None else found
+
+    def _is_text(self, k: int, name: str) -> bool:
+        kind = next(column.kind for column in self.manifests[k].columns if column.name == name)
+        return kind == "id" or kind not in COLUMN_KINDS
+
+    def _refuse_damage(self, k: int, numbers: Sequence[int]) -> None:
+        """Compare HDF5 shards with their SHA-256, once each: nothing else guards their text.
+
+        Over damaged text HDF5 may go round in circles for ever, or give another one. In npy each column is a file that
+        is checked when it is read.
+        """
+        folder, manifest = self.sources[k].folder, self.manifests[k]
+        new = [number for number in numbers if (k, number) not in self._sound]
+        if manifest.storage != "hdf5" or not new:
+            return
+        with ThreadPoolExecutor(joblib.cpu_count()) as pool:  # hashing lets go of the interpreter's lock
+            looks = pool.map(lambda number: list(damage_of(finished_shard(folder, manifest, number))), new)
+            damage = [where for places in looks for where in places]
+        if damage:
+            raise damaged_source(folder, damage)
+        self._sound.update((k, number) for number in new)
 
     def _of_shard(self, k: int, number: int, name: str) -> Array:
         values = self._columns.get((k, number, name))
@@ -110,7 +151,12 @@ class SourceRows:
             return shard.labels()
         values = shard.column(name)
         if values.dtype.kind == "S" or (values.dtype == object and shard.columns[name].kind != "id"):
-            texts = [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+            try:
+                texts = [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+            except UnicodeDecodeError as error:
+                raise ShardError(
+                    f"'{shard.path(0)}': column {name!r} is no UTF-8, and cannot be carried over: {error}"
+                ) from error
             return np.array(texts, object)
         return values
 

@@ -1,95 +1,45 @@
 """Whether the shards that rows are copied from are what they were; and whether there is room for the copies."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 import joblib
 import numpy as np
 
 from shardwright.convert.encode import encode_chunk
 from shardwright.convert.rewrite import Rewrite
+from shardwright.convert.rowsource import damaged_source
 from shardwright.convert.space import check_room, free_bytes
 from shardwright.convert.verify import damage_of
-from shardwright.datasets.layout import Manifest
-from shardwright.datasets.rows import Index
 from shardwright.datasets.shards import finished_shard
-from shardwright.errors import ShardError
-
-_NAMED = 5
 
 
-Place = tuple[Path, int, int]
+def refuse_damage(parts: Sequence[Rewrite]) -> None:
+    """Look at all HDF5 shards that are still to be copied from, where one was found damaged.
 
-
-class SourceCheck:
-    """Compares the HDF5 shards that are still to be copied from with their SHA-256, beside the copying.
-
-    Nothing else guards their ids. Shards in npy have a file a column: those are checked as they are read. A context:
-    what was not looked at yet at its end is left.
+    Raises
+    ------
+    ShardError
+        Names files and rows.
     """
-
-    def __init__(self, parts: Sequence[Rewrite]) -> None:
-        self._pool = ThreadPoolExecutor(joblib.cpu_count())
-        self._looks: dict[Place, Future[list[str]]] = {}
-        for part in parts:
-            for plan in part.missing:
-                for place, manifest in _places(part, plan.samples).items():
-                    if place not in self._looks:
-                        self._looks[place] = self._pool.submit(_look, place, manifest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def confirm(self, part: Rewrite, index: Index) -> None:
-        """Wait until the shards with the rows at ``index`` were looked at.
-
-        Raises
-        ------
-        ShardError
-            One is damaged: names all that are.
-        """
-        if any(self._looks[place].result() for place in _places(part, index)):
-            self.refuse_damage()
-
-    def refuse_damage(self) -> None:
-        """Wait until all were looked at.
-
-        Raises
-        ------
-        ShardError
-            Some are damaged. Names files and rows.
-        """
-        found = {place: look.result() for place, look in self._looks.items()}
-        damage = [where for places in found.values() for where in places]
-        if damage:
-            folder = next(place[0] for place, places in found.items() if places)
-            more = f"; and {len(damage) - _NAMED} places more" if len(damage) > _NAMED else ""
-            raise ShardError(
-                f"the source is damaged, so nothing was published: {'; '.join(damage[:_NAMED])}{more}. "
-                f"`shardwright repair '{folder}' --source SRC` makes damaged files again from the pictures"
-            )
-
-
-def _look(place: Place, manifest: Manifest) -> list[str]:
-    return list(damage_of(finished_shard(place[0], manifest, place[2])))
-
-
-def _places(part: Rewrite, index: Index) -> dict[Place, Manifest]:
-    """The HDF5 shards that hold the rows at ``index``, as (folder, version, number) -> manifest."""
-    found: dict[Place, Manifest] = {}
-    for k, (source, manifest) in enumerate(zip(part.rows.sources, part.rows.manifests, strict=True)):
-        first, end = part.rows.first[k], part.rows.first[k + 1]
-        own = index[(index >= first) & (index < end)] - first
-        if len(own) and manifest.storage == "hdf5":
+    for part in parts:
+        index = np.concatenate([plan.samples for plan in part.missing] or [np.empty(0, np.int64)])
+        for k, (source, manifest) in enumerate(zip(part.rows.sources, part.rows.manifests, strict=True)):
+            first, end = part.rows.first[k], part.rows.first[k + 1]
+            own = index[(index >= first) & (index < end)] - first
+            if manifest.storage != "hdf5":  # who stumbled there has named file and rows
+                continue
             rows = part.rows.map_of(k)
-            for number in np.unique(rows.shard_of(rows.slot_of(own))).tolist():
-                found[source.folder, manifest.version, number] = manifest
-    return found
+            numbers = np.unique(rows.shard_of(rows.slot_of(own))).tolist() if len(own) else []
+            with ThreadPoolExecutor(joblib.cpu_count()) as pool:
+                folder = source.folder
+                looks = pool.map(
+                    lambda n, f=folder, m=manifest: list(damage_of(finished_shard(f, m, n))), numbers
+                )
+                damage = [where for places in looks for where in places]
+            if damage:
+                raise damaged_source(folder, damage)
 
 
 def check_room_for(todo: Sequence[Rewrite], out: Path) -> None:

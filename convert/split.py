@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.convert.lock import sole_writer
-from shardwright.convert.madeof import MADE_OF, made_of
+from shardwright.convert.madeof import made_of
 from shardwright.convert.output import Output, check_output, check_paths, counted
+from shardwright.convert.plan import MADE_OF
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.remake import make
 from shardwright.convert.reshape import Reshaped, ReshardOptions

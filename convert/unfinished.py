@@ -21,7 +21,8 @@ from shardwright.convert.plan import ShardPlan
 from shardwright.convert.stats import Sums
 from shardwright.convert.store import shard_file
 from shardwright.convert.write import Finding, ShardRecord
-from shardwright.datasets.layout import SHARDS_FOLDER, WORK_FOLDER, Shard, ShardFile
+from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, WORK_FOLDER, Shard, ShardFile
+from shardwright.datasets.manifest import newest_version, read_manifest, versions_of
 from shardwright.errors import OutputError
 
 Request = Mapping[str, Any]
@@ -54,17 +55,33 @@ class Unfinished:
         What another one left is removed. A record is believed if it is of one of ``plans``, as one is written here.
         """
         if self.request() != request:
+            self._remove_unpublished(request["version"])
             self.forget()
             self._run.mkdir(parents=True)
-            # A version that was being published and never was: its number is given again.
-            for path in (self._folder / SHARDS_FOLDER).glob(f"{request['version']:06d}-*"):
-                path.unlink()
             _write(self._run / _REQUEST, request)
         records = ((plan, _record_at(self._record(plan.number))) for plan in plans)
         known = [record for plan, record in records if record is not None and _fits(record, plan)]
         # Hashing lets go of the interpreter's lock, and costs a hundredth of making the shards again.
         with ThreadPoolExecutor(joblib.cpu_count()) as pool:
             return [record for record, held in zip(known, pool.map(self._holds, known), strict=True) if held]
+
+    def _remove_unpublished(self, version: int) -> None:
+        """Remove shards of a version that was being published and never was: its number is given again."""
+        named = {
+            file.name.casefold()
+            for known in {*versions_of(self._folder), newest_version(self._folder)} - {None}
+            for shard in read_manifest(self._folder, known).shards
+            for file in shard.files
+        }
+        for path in (self._folder / SHARDS_FOLDER).glob(f"{version:06d}-*"):
+            name = f"{SHARDS_FOLDER}/{path.name}"
+            if name.casefold() in named:
+                raise OutputError(
+                    f"'{path}' would be a shard of version {version}, and an earlier version names it: another program "
+                    "made that one. Nothing was changed: use another output"
+                )
+            if SHARD_NAME.fullmatch(name):
+                path.unlink()
 
     def keep(self, record: ShardRecord) -> None:
         """Take the files of a shard that a worker finished, then write its record."""

@@ -106,7 +106,10 @@ def read_manifest(folder: Path, version: int | None = None) -> Manifest:
     except OSError as error:
         raise FormatError(f"cannot read '{path}': {error.strerror}") from error
     try:
-        return _parse(json.loads(text))
+        found = _parse(json.loads(text))
+        if version is not None and found.version != version:
+            raise ValueError(f"it is of version {found.version}, by its name of version {version}")
+        return found
     except (ValueError, RecursionError) as error:
         raise FormatError(f"'{path}' is no manifest that this version can read: {error}") from error
 
@@ -225,7 +228,7 @@ def _column(entry: "_Entry") -> Column:
         entry.get("dtype", str),
         tuple(entry.list("shape", int)),
     )
-    if not re.fullmatch(r"\w{1,64}", column.name):
+    if not re.fullmatch(r"\w{1,64}", column.name, re.ASCII):
         raise ValueError(f"{column.name!r} is no name for a column")
     if column.kind in COLUMN_KINDS and column.dtype != COLUMN_KINDS[column.kind]:
         raise ValueError(

@@ -400,9 +400,7 @@ def test_other_options_do_not_throw_finished_shards_away(
     stopped_after(3, monkeypatch, tree, tmp_path / "out")
     before = everything(tmp_path / "out")
     other = replace(OPTIONS, seed=1)
-    with pytest.raises(
-        OutputError, match="unfinished conversion with other options: seed is 0 there, 1 here"
-    ):
+    with pytest.raises(OutputError, match="unfinished `convert` with other options: seed is 0 there, 1 here"):
         convert(tree, tmp_path / "out", other)
     assert {**everything(tmp_path / "out"), ".shardwright/lock": b""} == {**before, ".shardwright/lock": b""}
     (done,) = convert(tree, tmp_path / "out", replace(other, new_version=True))
