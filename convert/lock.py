@@ -41,9 +41,9 @@ def one_writer(out: Path) -> Iterator[None]:
         yield
     finally:
         os.ftruncate(fd, 0)
-        if not any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER)) and (
-            missing or os.listdir(state) == ["lock"]
-        ):
+        held = any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER))
+        lock_alone = [path.name for path in state.glob("*")] == ["lock"]
+        if (missing and (lock_alone or not held)) or (lock_alone and not held):
             (state / "lock").unlink()
             with suppress(OSError):  # what a killed run left may be in it
                 state.rmdir()
