@@ -41,9 +41,9 @@ def one_writer(out: Path) -> Iterator[None]:
         yield
     finally:
         os.ftruncate(fd, 0)
-        if not any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER)) and (
-            missing or os.listdir(state) == ["lock"]
-        ):
+        held = any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER))
+        lock_alone = [path.name for path in state.glob("*")] == ["lock"]
+        if (missing and (lock_alone or not held)) or (lock_alone and not held):
             (state / "lock").unlink()
             with suppress(OSError):  # what a killed run left may be in it
                 state.rmdir()
@@ -54,20 +54,33 @@ def one_writer(out: Path) -> Iterator[None]:
 
 
 @contextmanager
+def split_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
+    """Hold ``out`` and its ``splits``, also against a writer of a split alone. Splits beside ``out`` may be written.
+
+    Raises as `one_writer` does.
+    """
+    with ExitStack() as held:
+        for folder in (out, *(out / split for split in splits)):
+            held.enter_context(one_writer(folder))
+        yield
+
+
+@contextmanager
 def sole_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
     """Hold ``out`` and its ``splits`` against every writer: also one of a split alone, or of all splits beside ``out``.
 
     Raises as `one_writer` does.
     """
     with ExitStack() as held:
-        for folder in (*_folder_of_splits(out), out, *(out / split for split in splits)):
+        for folder in _folder_of_splits(out):
             held.enter_context(one_writer(folder))
+        held.enter_context(split_writer(out, splits))
         yield
 
 
 def _folder_of_splits(out: Path) -> list[Path]:
     """The folder that a conversion would write to, of which ``out`` is a split; none where there is no such."""
-    path = Path(os.path.abspath(out))
+    path = Path(os.path.realpath(out))
     if path.name not in SPLIT_NAMES or not os.access(path.parent, os.R_OK | os.W_OK | os.X_OK):
         return []
     return [path.parent] if set(os.listdir(path.parent)) <= {*SPLIT_NAMES, WORK_FOLDER} else []

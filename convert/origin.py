@@ -17,6 +17,7 @@ from typing import Any
 
 import joblib
 
+from shardwright.convert.madeof import MADE_OF
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.plan import plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
@@ -175,10 +176,23 @@ class Origin:
         if self.samples != sum(shard.rows for shard in manifest.shards) + rejected:
             raise UsageError("its manifest does not say from how many pictures it was made")
 
-    def planned_rows(self, number: int) -> int:
-        """Rows that the shard was planned with; more than it has where pictures were rejected."""
-        rows = self.options.store.rows_per_shard(self.samples, self.options.row_bytes)
-        return max(0, min(rows, self.samples - number * rows))
+    @property
+    def copied(self) -> bool:
+        """Whether the version was made of rows of others, not of pictures."""
+        return MADE_OF in self.manifest.source
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What made its pixels and its files. A copy knows what made its pixels, where all were made alike."""
+        pixels = self.manifest.source.get("pixels_environment")
+        return {**(pixels if isinstance(pixels, dict) else {}), **self.manifest.environment}
+
+    def planned_rows(self, number: int, rows: int) -> int:
+        """Rows that the shard of ``rows`` was planned with; more than it has where pictures were rejected."""
+        if self.copied:
+            return rows
+        each = self.options.store.rows_per_shard(self.samples, self.options.row_bytes)
+        return max(0, min(each, self.samples - number * each))
 
     def answers(self, number: int, rows: int, left: Remembered) -> Iterator[Rows]:
         """What the rows of the shard ``number`` may have been, the likeliest first, those that cannot be made too.
@@ -252,10 +266,23 @@ class Origin:
     def _planned(self, number: int, rows: int) -> Iterator[list[str]]:
         """Ids that the plan gives to the shard, for each guess of what the source was."""
         for ids in self._sources():
+            if self.copied:
+                yield from self._planned_copy(ids, number, rows)
+                continue
             plans = plan_shards(len(ids), self.manifest.version, self.options)
             planned = [ids[i] for i in plans[number].samples.tolist()] if number < len(plans) else []
             taken = [id for id in planned if id not in self._rejected]
             yield taken if len(taken) == rows else planned
+
+    def _planned_copy(self, samples: list[str], number: int, rows: int) -> Iterator[list[str]]:
+        """The same for a copy: what was rejected had no row there. The order is an earlier one, or its own."""
+        end = sum(shard.rows for shard in self.manifest.shards[: number + 1])
+        for ids in (samples, [id for id in samples if id not in self._rejected]):
+            plans = plan_shards(len(ids), self.manifest.version, self.options)
+            order = [ids[i] for plan in plans for i in plan.samples.tolist()]
+            planned = [id for id in order if id not in self._rejected][end - rows : end]
+            if len(planned) == rows:
+                yield planned
 
     def _sources(self) -> Iterator[list[str]]:
         """Guesses at all samples of the source as it was, sorted: as it is now; or as the data set remembers it.

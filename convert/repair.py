@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.convert.lock import sole_writer
+from shardwright.convert.madeof import MADE_OF
 from shardwright.convert.origin import Origin, Pictures, Rows, column_of_damaged, remembered
 from shardwright.convert.output import Output, check_paths, refuse_links
 from shardwright.convert.plan import differences
@@ -119,7 +120,8 @@ def repair(
             now = read_manifest(folder)  # before the lock was ours, somebody may have repaired it, or gone on
             suspects = {d.shard for d in damage} if now == manifest else range(len(now.shards))
             damage = damaged_files(folder, now, sorted(suspects))
-            work = _Work(folder, now, Pictures(source / split, progress), damage)
+            pictures = Pictures(_root(source, split, now), progress)
+            work = _Work(folder, now, pictures, damage)
             try:
                 work.do(workers, progress)
             except OSError as error:
@@ -130,6 +132,11 @@ def repair(
                 ) from error
             done[split] = work.result()
         return done
+
+
+def _root(source: Path, split: str, manifest: Manifest) -> Path:
+    """Where the pictures of a split are; those of a part that `split` made are not apart."""
+    return source if MADE_OF in manifest.source and not (source / split).is_dir() else source / split
 
 
 @dataclass(slots=True)
@@ -144,6 +151,7 @@ class _Broken:
     answers: Iterator[Rows] = field(default_factory=lambda: iter(()))
     tried: list[Rows] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
+    made_by: str = ""  # which command made it of which data sets, where it was not made of pictures
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -166,11 +174,7 @@ class _Work:
         ]
 
     def result(self) -> Repair:
-        failures = tuple(
-            Failure(b.names, ". Tried with other rows: ".join(dict.fromkeys(b.whys)))
-            for b in self._broken
-            if b.files
-        )
+        failures = tuple(Failure(b.names, _in_full(b, self._pictures.root)) for b in self._broken if b.files)
         names = [file.name for shard in self._manifest.shards for file in shard.files]
         repaired = tuple(name for name in names if name in self._repaired)  # workers end in any order
         return Repair(self._folder, self._manifest, len(names), repaired, failures)
@@ -226,8 +230,10 @@ class _Work:
             raise UsageError("its files are not named as a conversion names them: another program made it")
         version, broken.made_as = map(int, found)
         broken.stem = f"{SHARDS_FOLDER}/{found[0]}-{found[1]}"
-        broken.origin = self._origin(version)
-        if broken.origin.planned_rows(broken.made_as) < shard.rows:
+        maker = self._maker(version)
+        broken.made_by = _made_by(maker)
+        broken.origin = self._origin(maker)
+        if broken.origin.planned_rows(broken.made_as, shard.rows) < shard.rows:
             raise UsageError(
                 "the manifest's options do not give a shard of so many rows: another program made it"
             )
@@ -240,11 +246,13 @@ class _Work:
 
         broken.answers = broken.origin.answers(broken.made_as, shard.rows, remembered(read))
 
-    def _origin(self, version: int) -> Origin:
+    def _maker(self, version: int) -> Manifest:
+        here = version == self._manifest.version
+        return self._manifest if here else read_manifest(self._folder, version)
+
+    def _origin(self, manifest: Manifest) -> Origin:
+        version = manifest.version
         if version not in self._origins:
-            manifest = self._manifest
-            if version != manifest.version:
-                manifest = read_manifest(self._folder, version)
             names = {name for broken in self._broken for name in broken.names}
             damaged = [
                 number
@@ -267,24 +275,26 @@ class _Work:
                     ids=rows.ids,
                     labels=rows.labels,
                     options=broken.origin.options,
-                    planned_rows=broken.origin.planned_rows(broken.made_as),
+                    planned_rows=broken.origin.planned_rows(
+                        broken.made_as, self._manifest.shards[broken.number].rows
+                    ),
                 )
 
     def _next_rows(self, broken: _Broken) -> Rows | None:
         for rows in broken.answers:
             if rows.lacking:
+                known = [id for id in rows.lacking if id]
                 broken.whys.append(
                     f"pictures that are missing or changed in '{self._pictures.root}' ({len(rows.lacking)}): "
-                    f"{_named(rows.lacking)}"
+                    f"{_named(known) if known else 'their ids cannot be read'}"
                 )
             elif rows not in broken.tried:
                 broken.tried.append(rows)
                 return rows
         if not broken.whys:
-            broken.whys.append(
-                "its rows are not known: what is left of it cannot be read, and the pictures in "
-                f"'{self._pictures.root}' are not those that it was made from"
-            )
+            unknown = "its rows are not known: what is left of it cannot be read"
+            others = f", and the pictures in '{self._pictures.root}' are not those that it was made from"
+            broken.whys.append(unknown if broken.made_by else unknown + others)
         return None
 
     def _take(self, broken: _Broken, record: ShardRecord) -> None:
@@ -315,10 +325,55 @@ def _why_other_bytes(broken: _Broken, record: ShardRecord) -> str:
     if broken.origin is not None:
         if changed := broken.origin.changed_since(broken.tried[-1].paths):
             reasons.append(f"pictures were changed since: {_named(changed)}")
-        if different := differences(broken.origin.manifest.environment, record.environment):
+        if different := _other_libraries(broken.origin, record):
             reasons.append(f"it was made by other versions of libraries: {'; '.join(different)}")
     why = ". ".join(reasons) or "the source is not what it was made from, or it was made by other means"
     return f"its pictures give other bytes now: {why}"
+
+
+def _other_libraries(origin: Origin, record: ShardRecord) -> list[str]:
+    then = origin.environment
+    # Of a copy of pixels that were made in several ways, none is known.
+    now = {key: value for key, value in record.environment.items() if key in then or not origin.copied}
+    return differences(then, now)
+
+
+def _made_by(manifest: Manifest) -> str:
+    """Which command made a version of which data sets, and what to do; empty where pictures still say it all.
+
+    A plain `reshard` keeps rows and pixels: its shards are made of the pictures again, as those before it.
+    """
+    made = manifest.source.get(MADE_OF)
+    if not isinstance(made, dict):
+        return ""
+    options, command = manifest.options, made.get("command")
+    mixed = "pixel_path" not in options or isinstance(manifest.source.get("pixels_environment"), list)
+    if command == "reshard" and "resized_from" not in options and not mixed:
+        return ""
+    asked = made.get("options")
+    if command == "reshard" and isinstance(asked, dict) and asked.get("size") is not None:
+        command = "reshard --size"
+    found = made.get("data_sets")
+    sources = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    which = [
+        f"version {each.get('version')} of a data set of {each.get('rows')} rows (fingerprint "
+        f"{each.get('fingerprint')})"
+        for each in sources[:_NAMED]
+    ]
+    of = " and ".join(which) + (" and others" if len(sources) > _NAMED else "")
+    return (
+        f"it was made by `{command}` of {of or 'another data set'}: repair {'those' if len(which) > 1 else 'that'}, or "
+        "convert the pictures again, and run the same command into a new folder"
+    )
+
+
+def _in_full(broken: _Broken, root: Path) -> str:
+    why = ". Tried with other rows: ".join(dict.fromkeys(broken.whys))
+    if not broken.made_by:
+        return why
+    if broken.origin is None:  # the options are no conversion's, and need not be
+        return broken.made_by
+    return f"{broken.made_by}. Tried with the pictures in '{root}': {why}"
 
 
 def _files(manifest: Manifest) -> int:

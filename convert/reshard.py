@@ -43,7 +43,7 @@ def reshard(
     options = options or ReshardOptions()
     target, folders = _checked(source, out)
     splits = [split for split in folders if split]
-    with sole_writer(target, splits if out is None else []):
+    with sole_writer(target, splits):
         for split in folders:
             Output(target / split).settle()
         parts = _parts(folders, target, out is not None, options)

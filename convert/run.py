@@ -13,7 +13,7 @@ from shardwright.convert.changes import Changes, changes
 from shardwright.convert.duplicates import duplicates
 from shardwright.convert.environment import environment
 from shardwright.convert.estimate import estimate
-from shardwright.convert.lock import one_writer
+from shardwright.convert.lock import split_writer
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.part import (
@@ -121,7 +121,7 @@ def convert(
     check_output(out, splits)
     parts: list[Part] = []
     done: list[Conversion] = []
-    with one_writer(out):
+    with split_writer(out, splits):
         try:
             for split in splits or [""]:
                 Output(out / split).settle()

@@ -70,7 +70,7 @@ def split(
         As `reshard` raises them; or ``out`` holds a part that is not asked for.
     """
     _check(source, out, options)
-    with sole_writer(out, []):
+    with sole_writer(out, list(options.shares)):
         for name in options.shares:
             Output(out / name).settle()
         parts = _parts(source, out, options)

@@ -14,7 +14,7 @@ import pytest
 from drawing import jpeg, put
 
 from shardwright.convert import ConvertOptions, PixelOptions, convert, output
-from shardwright.convert.lock import one_writer
+from shardwright.convert.lock import one_writer, sole_writer, split_writer
 from shardwright.datasets import open_dataset
 from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import LockedError, OutputError, SourceError
@@ -69,6 +69,41 @@ def test_a_held_output_names_its_holder(tree: Path, tmp_path: Path, command: Cal
     with one_writer(tmp_path / "out"):
         pass
     assert list((tmp_path / "out").iterdir()) == []  # it was there before: it stays, as it was
+
+
+@pytest.mark.parametrize("make", ["convert", "reshard", "split"])
+def test_a_split_that_is_being_written_alone_is_held(
+    here: None, tmp_path: Path, command: Callable[..., Any], make: str
+) -> None:
+    """Whoever writes all splits holds each of them; and a folder that was not there is not there after it."""
+    out = tmp_path / "out"
+    for split in ("train", "val"):
+        draw_tree(tmp_path / "tree" / split)
+    convert(tmp_path / "tree", tmp_path / "src", OPTIONS)
+    arguments = {
+        "convert": (tmp_path / "tree", out, "--size", 8),
+        "reshard": (tmp_path / "src", out, "--chunk-rows", 4),
+        "split": (tmp_path / "src" / "train", out, "--by", "train=0.5,val=0.5"),
+    }
+    with one_writer(out / "val"):
+        ran = command(make, *arguments[make])
+        assert ran.code == 4
+        assert f"the output '{out / 'val'}' is held by process {os.getpid()} on " in ran.err
+        assert sorted(path.name for path in out.iterdir()) == ["val"]
+    assert not (out / "train").exists()
+
+
+def test_two_splits_may_be_converted_at_once(here: None, tree: Path, tmp_path: Path) -> None:
+    convert(tree, tmp_path / "out" / "val", OPTIONS)
+    with split_writer(tmp_path / "out" / "val", []):
+        assert convert(tree, tmp_path / "out" / "train", OPTIONS)[0].made
+
+
+def test_the_folder_of_splits_is_found_through_a_link(here: None, tree: Path, tmp_path: Path) -> None:
+    convert(tree, tmp_path / "out" / "train", OPTIONS)
+    (tmp_path / "alias").symlink_to(tmp_path / "out" / "train")
+    with one_writer(tmp_path / "out"), pytest.raises(LockedError), sole_writer(tmp_path / "alias", []):
+        pass
 
 
 def test_a_lock_file_alone_holds_nobody(here: None, tree: Path, tmp_path: Path) -> None:

@@ -26,15 +26,19 @@ from test_resume import wait_for_none
 from test_verify import flip
 from trees import draw_tree
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, remake
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, remake, write
 from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.lock import one_writer
+from shardwright.convert.merge import MergeOptions, merge
 from shardwright.convert.options import Compression
 from shardwright.convert.relayout import LayoutOptions
 from shardwright.convert.repair import repair
 from shardwright.convert.reshape import ReshardOptions
 from shardwright.convert.reshard import dry_run, reshard
 from shardwright.convert.rewritten import Rewritten
+from shardwright.convert.selection import parse_shares
+from shardwright.convert.split import SplitOptions
+from shardwright.convert.split import split as deal_out
 from shardwright.convert.unfinished import Unfinished
 from shardwright.convert.verify import verify
 from shardwright.datasets import open_dataset
@@ -523,6 +527,162 @@ def test_repair_makes_it_again(here: None, tmp_path: Path, storage: Storage) -> 
     flip(path, path.stat().st_size // 2)
     assert only_repair(repair(tmp_path / "out", tmp_path / "tree")).failures == ()
     assert everything(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_repair_where_pictures_were_rejected(
+    here: None, tmp_path: Path, storage: Storage, seed: int | None
+) -> None:
+    """A copy has no room for them in its shards, wherever the conversion had it."""
+    draw_tree(tmp_path / "tree")
+    convert(
+        tmp_path / "tree", tmp_path / "out", ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8))
+    )
+    layout = {"format": storage, "chunk_rows": 4, "shard_mib": 8 * 3072 / 2**20}
+    manifest = only(reshard(tmp_path / "out", options=asked(seed=seed, **layout))).manifest
+    assert manifest is not None
+    before = everything(tmp_path / "out")
+    for shard in manifest.shards:
+        path = tmp_path / "out" / shard.files[0].name
+        for damage in (lambda p=path: flip(p, p.stat().st_size // 2), path.unlink):
+            damage()
+            assert only_repair(repair(tmp_path / "out", tmp_path / "tree")).failures == ()
+            assert everything(tmp_path / "out") == before
+    shutil.rmtree(tmp_path / "out" / "shards")
+    assert only_repair(repair(tmp_path / "out", tmp_path / "tree")).failures == ()
+    made = {name: data for name, data in before.items() if not name.startswith("shards/000001")}
+    assert everything(tmp_path / "out") == made
+
+
+def test_repair_compares_the_libraries_that_made_the_pixels(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_tree(tmp_path / "tree")
+    convert(tmp_path / "tree", tmp_path / "out", ConvertOptions(PixelOptions(size=32)))
+    manifest = only(reshard(tmp_path / "out", options=asked(chunk_rows=4))).manifest
+    assert manifest is not None
+    path = tmp_path / "out" / manifest.shards[0].files[0].name
+    flip(path, path.stat().st_size // 2)
+    now, real = write.environment(), write.decode
+
+    def other(data: bytes, options: PixelOptions) -> Any:
+        picture = real(data, options)
+        return replace(picture, pixels=picture.pixels ^ 1)
+
+    monkeypatch.setattr(write, "decode", other)
+    for environment, why in (
+        (now, "the source is not what it was made from, or it was made by other means"),
+        (
+            {**now, "torch": "9.9"},
+            f"it was made by other versions of libraries: torch is '{now['torch']}' there, '9.9' here",
+        ),
+    ):
+        monkeypatch.setattr(write, "environment", lambda environment=environment: environment)
+        (failure,) = only_repair(repair(tmp_path / "out", tmp_path / "tree")).failures
+        assert failure.why.partition(". Tried ")[0] == f"its pictures give other bytes now: {why}"
+
+
+def damaged(folder: Path) -> str:
+    """Flip a byte in the middle of the first shard; the file that it lies in."""
+    name = read_manifest(folder).shards[0].files[0].name
+    flip(folder / name, (folder / name).stat().st_size // 2)
+    return name
+
+
+def converted(tmp_path: Path, *names: str) -> list[Manifest]:
+    """A tree and a data set of each name, in ``trees`` and beside."""
+    manifests = []
+    for name in names:
+        draw_tree(tmp_path / "trees" / name)
+        options = ConvertOptions(PixelOptions(size=32), StoreOptions(chunk_rows=8), jobs=1)
+        manifests.append(convert(tmp_path / "trees" / name, tmp_path / name, options)[0].manifest)
+    return manifests
+
+
+def called(manifest: Manifest) -> str:
+    return f"version 1 of a data set of {manifest.rows} rows (fingerprint {manifest.fingerprint()})"
+
+
+def test_repair_of_a_smaller_one_says_what_it_was_made_of(here: None, tmp_path: Path) -> None:
+    (before,) = converted(tmp_path, "a")
+    reshard(tmp_path / "a", tmp_path / "out", asked(size=16))
+    damaged(tmp_path / "out")
+    (failure,) = only_repair(repair(tmp_path / "out", tmp_path / "trees" / "a")).failures
+    assert failure.why == (
+        f"it was made by `reshard --size` of {called(before)}: repair that, or convert the pictures again, and run "
+        "the same command into a new folder"
+    )
+
+
+def test_repair_of_a_merged_one(here: None, tmp_path: Path) -> None:
+    """Its pictures may lie in one tree, under their ids; where they do not, it says what it was made of."""
+    a, b = converted(tmp_path, "a", "b")
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", MergeOptions(prefix=True, jobs=1))
+    before = everything(tmp_path / "out")
+    damaged(tmp_path / "out")
+    few = tmp_path / "few"
+    shutil.copytree(tmp_path / "trees" / "a", few)
+    for picture in sorted(few.rglob("*.png"))[1:]:
+        picture.unlink()
+    (failure,) = only_repair(repair(tmp_path / "out", few)).failures
+    assert failure.why.startswith(
+        f"it was made by `merge` of {called(a)} and {called(b)}: repair those, or convert the pictures again, and run "
+        f"the same command into a new folder. Tried with the pictures in '{few}': pictures that are missing or changed "
+        f"in '{few}' "
+    )
+    assert "''" not in failure.why
+    assert only_repair(repair(tmp_path / "out", tmp_path / "trees")).failures == ()
+    assert everything(tmp_path / "out") == before
+
+
+def test_repair_of_a_split_one(here: None, tmp_path: Path, storage: Storage) -> None:
+    """Its pictures are not apart; each part can be repaired from the whole source, by itself or with the others."""
+    converted(tmp_path, "a")
+    reshard(tmp_path / "a", tmp_path / "b", asked(format=storage))
+    source, out = tmp_path / "trees" / "a", tmp_path / "out"
+    deal_out(tmp_path / "b", out, SplitOptions(parse_shares("train=0.5,val=0.5"), jobs=1))
+    before = everything(out)
+    damaged(out / "train")
+    damaged(out / "val")
+    assert only_repair(repair(out / "val", source)).failures == ()
+    done = repair(out, source)
+    assert done["train"].failures == ()
+    assert everything(out) == before
+    damaged(out / "train")
+    for id in rows_of_ids(out / "train"):
+        (source / id).unlink()
+    (failure,) = repair(out, source)["train"].failures
+    copy = read_manifest(tmp_path / "b")
+    assert failure.why.startswith(f"it was made by `split` of {called(copy)}: repair that, or ")
+    assert f"missing or changed in '{source}' " in failure.why
+    assert "train'" not in failure.why
+    assert "''" not in failure.why
+
+
+def rows_of_ids(folder: Path) -> list[str]:
+    dataset = open_dataset(folder, columns=("id",))
+    return dataset.ids(range(1, len(dataset)))
+
+
+def test_repair_lists_no_ids_that_are_not_known(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardwright.convert import repair as module
+
+    converted(tmp_path, "a")
+    real = module.column_of_damaged
+
+    def without_ids(folder: Path, manifest: Manifest, shard: int, name: str) -> Any:
+        return None if name == "id" else real(folder, manifest, shard, name)
+
+    monkeypatch.setattr(module, "column_of_damaged", without_ids)
+    path = next((tmp_path / "a" / "shards").iterdir())
+    flip(path, path.stat().st_size // 2)
+    for picture in sorted((tmp_path / "trees" / "a").rglob("*.png"))[1:]:
+        picture.unlink()
+    for failure in only_repair(repair(tmp_path / "a", tmp_path / "trees" / "a")).failures:
+        assert "their ids cannot be read" in failure.why
+        assert "''" not in failure.why
 
 
 def test_a_selection_is_not_taken_for_the_source(here: None, tmp_path: Path) -> None:
