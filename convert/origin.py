@@ -17,9 +17,8 @@ from typing import Any
 
 import joblib
 
-from shardwright.convert.madeof import MADE_OF
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.plan import plan_shards
+from shardwright.convert.plan import MADE_OF, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.scan import Scan, scan
 from shardwright.datasets.layout import Manifest, id_to_path, manifest_name, path_to_id, report_name

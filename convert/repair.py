@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.convert.lock import sole_writer
-from shardwright.convert.madeof import MADE_OF
 from shardwright.convert.origin import Origin, Pictures, Rows, column_of_damaged, remembered
 from shardwright.convert.output import Output, check_paths, refuse_links
-from shardwright.convert.plan import differences
+from shardwright.convert.plan import MADE_OF, differences
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.space import check_room, full_disk
 from shardwright.convert.verify import DamagedFile, damaged_files

@@ -102,6 +102,8 @@ def read_manifest(folder: Path, version: int | None = None) -> Manifest:
             )
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
+        if version is not None and newest_version(folder) == version:
+            return read_manifest(folder)  # its copy
         raise FormatError(_why_missing(folder, version)) from error
     except OSError as error:
         raise FormatError(f"cannot read '{path}': {error.strerror}") from error

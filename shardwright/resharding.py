@@ -139,7 +139,12 @@ def merge(
 @click.command()
 @click.argument("source", type=FOLDER, metavar="SRC")
 @click.argument("out", type=FOLDER, metavar="OUT")
-@click.option("--by", required=True, metavar="SHARES", help="Such as train=0.9,val=0.1; or test=1/10.")
+@click.option(
+    "--by",
+    required=True,
+    metavar="SHARES",
+    help="Such as train=0.9,val=0.1, of train, val, valid, validation and test; the shares sum to 1.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the hash of the ids.")
 @NEW_VERSION
 @JOBS

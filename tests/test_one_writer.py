@@ -52,7 +52,7 @@ def processes_naming(text: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if text in (entry / "cmdline").read_text() or text in (entry / "environ").read_text():
+                if any(os.fsencode(text) in (entry / name).read_bytes() for name in ("cmdline", "environ")):
                     found.append(int(entry.name))
             except OSError:
                 continue
