@@ -70,6 +70,9 @@ def versions(folder: Path) -> list[Version]:
         except FormatError as error:
             read[version], errors[version] = None, str(error)
     read[newest.version] = newest
+    own = folder / manifest_name(newest.version)
+    if not os.path.lexists(own):
+        errors[newest.version] = f"'{own}' is gone: copy manifest.json to it, before another version comes"
     manifests = [manifest for manifest in read.values() if manifest is not None]
     needed = Counter(file.name for m in manifests for shard in m.shards for file in shard.files)
     all_known = len(manifests) == len(read)
