@@ -93,7 +93,11 @@ def _damaged_files(folder: Path, number: int, shard: Shard) -> Iterator[DamagedF
         path = folder / expected.name
         try:
             status = os.lstat(path)
-            if stat.S_ISLNK(status.st_mode):
+            if os.path.islink(path.parent):  # readers refuse it
+                yield DamagedFile(
+                    number, expected, f"'{path.parent}' is a link, and no folder of its own", False
+                )
+            elif stat.S_ISLNK(status.st_mode):
                 yield DamagedFile(
                     number, expected, f"'{path}' is a link, and a shard is a file of its own", False
                 )

@@ -10,9 +10,10 @@ import h5py
 import pytest
 from building import Built, build
 
+from shardwright.convert.repair import repair
 from shardwright.convert.verify import verify
 from shardwright.datasets.layout import Storage
-from shardwright.errors import FormatError
+from shardwright.errors import FormatError, OutputError
 
 ROW_BYTES = 8 * 8 * 3
 
@@ -153,3 +154,14 @@ def test_full_believes_no_hash(copy: Path, whole: Built) -> None:
 def test_what_is_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="holds no manifest.json"):
         verify(tmp_path)
+
+
+def test_a_folder_of_shards_that_is_a_link(tmp_path: Path) -> None:
+    built = build(tmp_path / "set")
+    (built.folder / "shards").rename(built.folder / "elsewhere")
+    (built.folder / "shards").symlink_to("elsewhere")
+    (tmp_path / "pictures").mkdir()
+    assert len(verify(built.folder).damage) == len(built.manifest.shards)
+    assert "is a link" in verify(built.folder).damage[0]
+    with pytest.raises(OutputError, match="is a link"):
+        repair(built.folder, tmp_path / "pictures")
