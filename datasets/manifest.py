@@ -102,7 +102,7 @@ def read_manifest(folder: Path, version: int | None = None) -> Manifest:
             )
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if version is not None and newest_version(folder) == version:
+        if version is not None and not path.is_symlink() and newest_version(folder) == version:
             return read_manifest(folder)  # its copy
         raise FormatError(_why_missing(folder, version)) from error
     except OSError as error:

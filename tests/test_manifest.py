@@ -210,3 +210,16 @@ def test_no_data_set_is_told_apart(tmp_path: Path) -> None:
     ]:
         with pytest.raises(FormatError, match=says):
             read_manifest(tmp_path / folder)
+
+
+def test_a_manifest_under_the_name_of_another_version(tmp_path: Path) -> None:
+    """A stray copy would be taken for the newest, and published over."""
+    (tmp_path / manifest_name(1000)).write_text(MANIFEST.to_json())
+    with pytest.raises(FormatError, match=f"of version {MANIFEST.version}, by its name of version 1000"):
+        read_manifest(tmp_path, 1000)
+
+
+def test_names_of_columns_are_names_of_files_too(tmp_path: Path) -> None:
+    text = MANIFEST.to_json().replace('"source_shape"', '"größe"')
+    with pytest.raises(FormatError, match="is no name for a column"):
+        read(tmp_path, text)

@@ -953,7 +953,7 @@ def test_other_options_do_not_throw_finished_shards_away(
     ):
         reshard(built.folder, out, asked(chunk_rows=2))
     draw_tree(tmp_path / "tree")
-    with pytest.raises(OutputError, match="unfinished `reshard` with other options|unfinished `convert`"):
+    with pytest.raises(OutputError, match="unfinished `reshard`: run it again"):
         convert(tmp_path / "tree", out, ConvertOptions(PixelOptions(size=32)))
     done = only(reshard(built.folder, out, asked(chunk_rows=2, new_version=True)))
     assert (done.version, done.resumed) == (1, 0)
