@@ -27,12 +27,12 @@ from shardwright.convert.report import read_report
 from shardwright.convert.rewrite import Rewrite, decide_beside, newest_of, refuse_unfinished
 from shardwright.convert.rewritten import Rewritten, rewritten
 from shardwright.convert.rowsource import RowSource, SourceRows
-from shardwright.convert.selection import canonical, named
+from shardwright.convert.selection import canonical
 from shardwright.convert.write import Finding
 from shardwright.datasets.ids import path_to_id
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
-from shardwright.errors import SourceError, UsageError
+from shardwright.errors import SourceError, UsageError, named
 
 _SUMMED = ("files", "bytes", "animated")
 

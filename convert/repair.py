@@ -21,9 +21,7 @@ from shardwright.convert.workers import Workers
 from shardwright.convert.write import ShardRecord, ShardTask
 from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, Manifest, ShardFile
 from shardwright.datasets.manifest import data_sets_in, read_manifest, sync_folder
-from shardwright.errors import FormatError, OutputError, ShardwrightError, UsageError
-
-_NAMED = 5
+from shardwright.errors import NAMED, FormatError, OutputError, ShardwrightError, UsageError, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Repair:
         lines = [f"'{self.folder}': version {self.manifest.version}"]
         lines += [f"  repaired '{name}'" for name in self.repaired]
         for failure in self.failures:
-            lines.append(f"  still damaged: {_named(failure.files)}: {failure.why}")
+            lines.append(f"  still damaged: {named(failure.files)}: {failure.why}")
         right = self.checked - sum(len(failure.files) for failure in self.failures)
         which = f"all {right}" if right == self.checked else f"{right} of {self.checked}"
         nothing = "" if self.repaired or self.failures else ": nothing to repair"
@@ -285,7 +283,7 @@ class _Work:
                 known = [id for id in rows.lacking if id]
                 broken.whys.append(
                     f"pictures that are missing or changed in '{self._pictures.root}' ({len(rows.lacking)}): "
-                    f"{_named(known) if known else 'their ids cannot be read'}"
+                    f"{named(known) if known else 'their ids cannot be read'}"
                 )
             elif rows not in broken.tried:
                 broken.tried.append(rows)
@@ -319,11 +317,11 @@ class _Work:
 def _why_other_bytes(broken: _Broken, record: ShardRecord) -> str:
     reasons = []
     if rejected := [f for f in record.findings if f.verdict == "rejected"]:
-        first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:_NAMED])
+        first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:NAMED])
         reasons.append(f"pictures that cannot be taken any more ({len(rejected)}): {first}")
     if broken.origin is not None:
         if changed := broken.origin.changed_since(broken.tried[-1].paths):
-            reasons.append(f"pictures were changed since: {_named(changed)}")
+            reasons.append(f"pictures were changed since: {named(changed)}")
         if different := _other_libraries(broken.origin, record):
             reasons.append(f"it was made by other versions of libraries: {'; '.join(different)}")
     why = ". ".join(reasons) or "the source is not what it was made from, or it was made by other means"
@@ -357,9 +355,9 @@ def _made_by(manifest: Manifest) -> str:
     which = [
         f"version {each.get('version')} of a data set of {each.get('rows')} rows (fingerprint "
         f"{each.get('fingerprint')})"
-        for each in sources[:_NAMED]
+        for each in sources[:NAMED]
     ]
-    of = " and ".join(which) + (" and others" if len(sources) > _NAMED else "")
+    of = " and ".join(which) + (" and others" if len(sources) > NAMED else "")
     return (
         f"it was made by `{command}` of {of or 'another data set'}: repair {'those' if len(which) > 1 else 'that'}, or "
         "convert the pictures again, and run the same command into a new folder"
@@ -377,7 +375,3 @@ def _in_full(broken: _Broken, root: Path) -> str:
 
 def _files(manifest: Manifest) -> int:
     return sum(len(shard.files) for shard in manifest.shards)
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

@@ -9,10 +9,9 @@ from shardwright.convert.remake import make
 from shardwright.convert.reshape import Reshaped, ReshardOptions
 from shardwright.convert.rewrite import Rewrite, decide_beside, refuse_unfinished
 from shardwright.convert.rewritten import Rewritten, rewritten
-from shardwright.convert.selection import named
 from shardwright.datasets.files import CURE
 from shardwright.datasets.manifest import data_sets_in, read_manifest
-from shardwright.errors import OutputError, ShardError, SourceError
+from shardwright.errors import OutputError, ShardError, SourceError, named
 
 
 def reshard(

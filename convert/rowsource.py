@@ -20,14 +20,12 @@ from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.reader import Reader, StoredChunk
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.datasets.shards import finished_shard
-from shardwright.errors import ShardError
+from shardwright.errors import NAMED, ShardError
 
 Array = npt.NDArray[Any]
 #: Bytes of small columns that are kept: rows in another order want those of every shard again and again.
 _KEPT_BYTES = 64 << 20
 _STR_BYTES = 64
-#: Places of damage that an error names.
-NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ import numpy as np
 
 from shardwright.datasets.layout import SPLIT_NAMES
 from shardwright.datasets.rows import Index
-from shardwright.errors import UsageError
+from shardwright.errors import UsageError, named
 
-_NAMED = 5
 _SIDES = 1 << 64
 
 
@@ -103,8 +102,3 @@ def sides(ids: Sequence[str], seed: int, shares: Mapping[str, Fraction]) -> dict
         value = int.from_bytes(digest[:8], "big")
         found[next(name for name, end in zip(names, ends, strict=True) if value < end)].append(place)
     return {name: np.array(places, np.int64) for name, places in found.items()}
-
-
-def named(names: Sequence[str]) -> str:
-    """The first few of ``names`` for a message."""
-    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

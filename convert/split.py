@@ -16,10 +16,10 @@ from shardwright.convert.remake import make
 from shardwright.convert.reshape import Reshaped, ReshardOptions
 from shardwright.convert.rewrite import Rewrite, decide_beside, refuse_unfinished
 from shardwright.convert.rewritten import Rewritten, rewritten
-from shardwright.convert.selection import named, sides
+from shardwright.convert.selection import sides
 from shardwright.datasets.layout import SPLIT_NAMES
 from shardwright.datasets.manifest import read_manifest
-from shardwright.errors import OutputError, SourceError, UsageError
+from shardwright.errors import OutputError, SourceError, UsageError, named
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ processes, and names the exit code that the command line gives it.
 """
 
 import operator
+from collections.abc import Sequence
+
+#: How many of several places an error names.
+NAMED = 5
 
 
 class ShardwrightError(Exception):
@@ -43,6 +47,11 @@ class ShardError(ShardwrightError, ValueError):
 
 class WorkerError(ShardwrightError, RuntimeError):
     """A worker of a loader died, hangs, or made what cannot be handed over. Names the process and the cause."""
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few of ``names`` for a message."""
+    return ", ".join(f"'{name}'" for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
