@@ -23,10 +23,10 @@ from pathlib import Path
 import joblib
 import numpy as np
 
+from shardwright.convert.copy_plan import ReshardOptions
+from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import Output
-from shardwright.convert.relayout import LayoutOptions
-from shardwright.convert.reshape import ReshardOptions
 from shardwright.convert.reshard import reshard
 from shardwright.convert.store import shard_file, shard_writer
 from shardwright.convert.verify import verify

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.convert.encode import checksummed
-from shardwright.convert.environment import environment, storing_environment
+from shardwright.convert.environment import environment_of
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.stats import Summing, Sums
@@ -66,11 +66,6 @@ class CopyTask:
     def write(self) -> ShardRecord:
         """See `copy_shard`."""
         return copy_shard(self)
-
-
-def environment_of(resizes: bool) -> dict[str, str]:
-    """The environment that decides the bytes of a copy: with torch, where pixels are resized."""
-    return environment() if resizes else storing_environment()
 
 
 def copy_shard(task: CopyTask) -> ShardRecord:

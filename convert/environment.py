@@ -27,6 +27,11 @@ def storing_environment() -> dict[str, str]:
     return _of(("h5py", "imagecodecs", "numpy"))
 
 
+def environment_of(decodes: bool) -> dict[str, str]:
+    """`environment` where pixels are made, else `storing_environment`."""
+    return environment() if decodes else storing_environment()
+
+
 def _of(packages: Sequence[str]) -> dict[str, str]:
     return {
         "shardwright": __version__,

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.convert.build import build, newest_of
+from shardwright.convert.copy_build import CopyBuild, decided
+from shardwright.convert.copy_summary import Copied, copied
 from shardwright.convert.joining import added, common_options, different_pixels, join_classes
-from shardwright.convert.lock import sole_writer
-from shardwright.convert.madeof import made_of
-from shardwright.convert.output import Output, check_output, check_paths
-from shardwright.convert.plan import MADE_OF
-from shardwright.convert.progress import ProgressMaker, Silent
-from shardwright.convert.relayout import (
+from shardwright.convert.layouts import (
     LayoutOptions,
     carried_columns,
     even_shards,
@@ -22,10 +20,12 @@ from shardwright.convert.relayout import (
     same_saving,
     store_of,
 )
-from shardwright.convert.remake import make
+from shardwright.convert.made_of import made_of
+from shardwright.convert.options import RunOptions, check_seed
+from shardwright.convert.output import Output, check_output, check_paths
+from shardwright.convert.plan import MADE_OF
+from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.report import read_report
-from shardwright.convert.rewrite import Rewrite, decide_beside, newest_of, refuse_unfinished
-from shardwright.convert.rewritten import Rewritten, rewritten
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.selection import canonical
 from shardwright.convert.write import Finding
@@ -38,7 +38,7 @@ _SUMMED = ("files", "bytes", "animated")
 
 
 @dataclass(frozen=True, slots=True)
-class MergeOptions:
+class MergeOptions(RunOptions):
     """All that `merge` may be told.
 
     Parameters
@@ -49,7 +49,7 @@ class MergeOptions:
         Of the permutation of all rows. None: they keep their order, one data set after the other.
     prefix
         Whether ids begin with the name of their data set's folder.
-    new_version, jobs
+    new_version, jobs, max_runtime
         As in `ReshardOptions`.
     """
 
@@ -57,18 +57,15 @@ class MergeOptions:
     seed: int | None = 0
     prefix: bool = False
     new_version: bool = False
-    jobs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None and not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed is {self.seed}, expected 0 to 2**63 - 1")
-        if self.jobs is not None and not 1 <= self.jobs <= 4096:
-            raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
+        RunOptions.__post_init__(self)
+        check_seed(self.seed or 0)
 
 
 def merge(
     folders: Sequence[Path], out: Path, options: MergeOptions | None = None, progress: ProgressMaker = Silent
-) -> Rewritten:
+) -> Copied:
     """Make one data set in ``out`` of the newest versions of those in ``folders``.
 
     Raises
@@ -84,17 +81,22 @@ def merge(
     """
     options = options or MergeOptions()
     _check(folders, out)
-    with sole_writer(out, []):
-        Output(out).settle()
-        part = _part(folders, out, options)
-        (made,) = make([part], out, "merge", options.jobs, progress)
-        return rewritten(part, made)
+    ((each, manifest),) = build(
+        out,
+        [],
+        lambda: decided([_build(folders, out, options)], options.new_version),
+        options,
+        progress,
+        "merge",
+    )
+    return copied(each, manifest)
 
 
-def dry_run(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewritten:
+def dry_run(folders: Sequence[Path], out: Path, options: MergeOptions) -> Copied:
     """Say what `merge` would do, and do nothing. Raises as it does, for what can be known before."""
     _check(folders, out)
-    return rewritten(_part(folders, out, options), None, dry_run=True)
+    (each,) = decided([_build(folders, out, options)], options.new_version)
+    return copied(each, None, dry_run=True)
 
 
 def _check(folders: Sequence[Path], out: Path) -> None:
@@ -110,7 +112,7 @@ def _check(folders: Sequence[Path], out: Path) -> None:
     check_output(out, [])
 
 
-def _part(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewrite:
+def _build(folders: Sequence[Path], out: Path, options: MergeOptions) -> CopyBuild:
     manifests = [read_manifest(folder) for folder in folders]
     first = manifests[0]
     for folder, manifest in zip(folders, manifests, strict=True):
@@ -144,10 +146,10 @@ def _part(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewrite:
     store = options.layout.target(stores[0])
     findings, notes = _findings(sources)
     notes += different_pixels(folders, manifests)
-    part = Rewrite(
+    made = CopyBuild(
         split="",
         output=Output(out),
-        rows=rows,
+        source=rows,
         index=index,
         draft=replace(
             first,
@@ -167,10 +169,8 @@ def _part(folders: Sequence[Path], out: Path, options: MergeOptions) -> Rewrite:
         newest=newest_of(Output(out)),
         notes=notes,
     )
-    decide_beside(part, sources, options.new_version)
-    if not options.new_version:
-        refuse_unfinished(part)
-    return part
+    made.plan_beside(options.new_version)
+    return made
 
 
 def _refuse_same_ids(ids: list[str], rows: SourceRows, folders: Sequence[Path]) -> None:

@@ -73,8 +73,39 @@ class StoreOptions:
         return max(1, min(by_bytes, by_share)) * self.chunk_rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run goes, whatever it makes.
+
+    Parameters
+    ----------
+    jobs
+        Worker processes. None: the CPUs that this process may use.
+    max_runtime
+        Seconds after which no further shard is begun: what was finished is kept, and the same run goes on. None: it
+        runs to its end.
+    """
+
+    jobs: int | None = None
+    max_runtime: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and not 1 <= self.jobs <= 4096:
+            raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
+        if self.max_runtime is not None and not 0 < self.max_runtime < 1e9:
+            raise UsageError(
+                f"max_runtime is {self.max_runtime}, expected more than 0 and less than a billion seconds"
+            )
+
+
+def check_seed(seed: int) -> None:
+    """Raise UsageError for a seed that is out of range."""
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed is {seed}, expected 0 to 2**63 - 1")
+
+
 @dataclass(frozen=True, slots=True)
-class ConvertOptions:
+class ConvertOptions(RunOptions):
     """All that `convert` may be told.
 
     Parameters
@@ -97,8 +128,8 @@ class ConvertOptions:
     newer_than_grace
         Seconds that must have passed since a picture's file was last changed, for it to be taken: files that are still
         being copied in are left for the next run. 0: all are taken.
-    jobs
-        Worker processes. None: the CPUs that this process may use.
+    jobs, max_runtime
+        As in `RunOptions`.
     """
 
     pixels: PixelOptions = field(default_factory=PixelOptions)
@@ -110,15 +141,12 @@ class ConvertOptions:
     new_version: bool = False
     allow_shrink: bool = False
     newer_than_grace: float = 0.0
-    jobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed is {self.seed}, expected 0 to 2**63 - 1")
+        RunOptions.__post_init__(self)
+        check_seed(self.seed)
         if not 0 <= self.newer_than_grace < 1e9:
             raise UsageError(f"newer_than_grace is {self.newer_than_grace}, expected 0 to a billion seconds")
-        if self.jobs is not None and not 1 <= self.jobs <= 4096:
-            raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
         chunk_bytes = self.store.chunk_rows * self.row_bytes
         if chunk_bytes >= 1 << 32:
             raise UsageError(

@@ -1,14 +1,14 @@
 """`reshard`: a data set laid out anew, as its next version or as another data set; a part of it, smaller, reordered."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from shardwright.convert.lock import sole_writer
+from shardwright.convert.build import build
+from shardwright.convert.copy_build import CopyBuild, decided
+from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
+from shardwright.convert.copy_summary import Copied, copied
 from shardwright.convert.output import Output, check_output, check_paths, check_source, refuse_links
 from shardwright.convert.progress import ProgressMaker, Silent
-from shardwright.convert.remake import make
-from shardwright.convert.reshape import Reshaped, ReshardOptions
-from shardwright.convert.rewrite import Rewrite, decide_beside, refuse_unfinished
-from shardwright.convert.rewritten import Rewritten, rewritten
 from shardwright.datasets.files import CURE
 from shardwright.datasets.manifest import data_sets_in, read_manifest
 from shardwright.errors import OutputError, ShardError, SourceError, named
@@ -19,7 +19,7 @@ def reshard(
     out: Path | None = None,
     options: ReshardOptions | None = None,
     progress: ProgressMaker = Silent,
-) -> dict[str, Rewritten]:
+) -> dict[str, Copied]:
     """Lay the newest version of ``source``, or of each of its splits, out anew: split -> what became of it.
 
     Parameters
@@ -36,25 +36,29 @@ def reshard(
         ``source`` is no data set, or damaged.
     LockedError
         Another process writes to the output.
+    OutOfTimeError
+        ``options.max_runtime`` is over; finished shards are kept.
     OutputError
         ``out`` holds something else, was made otherwise, or cannot be written.
     """
     options = options or ReshardOptions()
     target, folders = _checked(source, out)
-    splits = [split for split in folders if split]
-    with sole_writer(target, splits):
-        for split in folders:
-            Output(target / split).settle()
-        parts = _parts(folders, target, out is not None, options)
-        made = make(parts, target, "reshard", options.jobs, progress)
-        return {part.split: rewritten(part, manifest) for part, manifest in zip(parts, made, strict=True)}
+    made = build(
+        target,
+        [split for split in folders if split],
+        lambda: _builds(folders, target, out is not None, options),
+        options,
+        progress,
+        "reshard",
+    )
+    return {each.split: copied(each, manifest) for each, manifest in made}
 
 
-def dry_run(source: Path, out: Path | None, options: ReshardOptions) -> dict[str, Rewritten]:
+def dry_run(source: Path, out: Path | None, options: ReshardOptions) -> dict[str, Copied]:
     """Say what `reshard` would do, and do nothing. Raises as it does, for what can be known before."""
     target, folders = _checked(source, out)
-    parts = _parts(folders, target, out is not None, options)
-    return {part.split: rewritten(part, None, dry_run=True) for part in parts}
+    builds = _builds(folders, target, out is not None, options)
+    return {each.split: copied(each, None, dry_run=True) for each in builds}
 
 
 def _checked(source: Path, out: Path | None) -> tuple[Path, dict[str, Path]]:
@@ -74,8 +78,10 @@ def _checked(source: Path, out: Path | None) -> tuple[Path, dict[str, Path]]:
     return (source if out is None else out), folders
 
 
-def _parts(folders: dict[str, Path], target: Path, beside: bool, options: ReshardOptions) -> list[Rewrite]:
-    plans = {split: Reshaped(folder, options) for split, folder in folders.items()}
+def _builds(
+    folders: dict[str, Path], target: Path, beside: bool, options: ReshardOptions
+) -> Sequence[CopyBuild]:
+    plans = {split: CopyPlan(folder, options) for split, folder in folders.items()}
     if options.ids is not None:
         found = set().union(*(plan.found_ids for plan in plans.values()))
         if missing := [id for id in options.ids if id not in found]:
@@ -86,23 +92,21 @@ def _parts(folders: dict[str, Path], target: Path, beside: bool, options: Reshar
     for plan in plans.values():
         if not len(plan.index):
             raise SourceError(f"'{plan.folder}' has no row that was asked for")
-    parts = []
+    builds = []
     for split, plan in plans.items():
-        part = plan.part(split, Output(target / split), options)
+        each = plan.build(split, Output(target / split), options)
         if beside:
-            decide_beside(part, [plan.source], options.new_version)
+            each.plan_beside(options.new_version)
         else:
-            _decide_in_place(part, plan)
-        if not options.new_version:
-            refuse_unfinished(part)
-        parts.append(part)
-    return parts
+            _plan_in_place(each, plan)
+        builds.append(each)
+    return decided(builds, options.new_version)
 
 
-def _decide_in_place(part: Rewrite, plan: Reshaped) -> None:
+def _plan_in_place(build: CopyBuild, plan: CopyPlan) -> None:
     if not plan.is_there():
-        part.plan(plan.manifest.version + 1)
-    elif not part.output.holds(plan.manifest):
+        build.plan(plan.manifest.version + 1)
+    elif not build.output.holds(plan.manifest):
         raise ShardError(
             f"version {plan.manifest.version} of '{plan.folder}' lies as it is to lie, but a file of it is missing or "
             f"of another size. {CURE}"

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from shardwright.convert.verify import damage_of
 from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.layout import COLUMN_KINDS, Manifest
-from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.manifest import read_manifest, why_removed
 from shardwright.datasets.reader import Reader, StoredChunk
-from shardwright.datasets.rows import Index, RowMap
+from shardwright.datasets.rows import Index
 from shardwright.datasets.shards import finished_shard
 from shardwright.errors import NAMED, ShardError
 
@@ -66,10 +66,6 @@ class SourceRows:
     def __len__(self) -> int:
         return int(self.first[-1])
 
-    def map_of(self, source: int) -> RowMap:
-        """Where each index of one source lies."""
-        return self._readers[source].rows
-
     def images(self, index: Index, out: Pixels) -> None:
         """Read the images at ``index`` (n,) into uint8 ``out`` (n, row_bytes)."""
         for k, at, own in self._by_source(index):
@@ -109,6 +105,22 @@ class SourceRows:
                     found = np.empty((len(index), *values.shape[1:]), values.dtype)
                 found[at[here]] = values
         return np.empty(0, object) if found is None else found
+
+    def is_removed(self) -> bool:
+        """Whether a version that rows are taken from was removed meanwhile."""
+        return any(why_removed(source.folder, source.version) for source in self.sources)
+
+    def refuse_damage(self, index: Index) -> None:
+        """Look at all HDF5 shards that have rows at ``index``; in npy, who stumbles over one has named file and rows.
+
+        Raises
+        ------
+        ShardError
+            Names files and rows.
+        """
+        for k, _, own in self._by_source(index):
+            rows = self._readers[k].rows
+            self._refuse_damage(k, np.unique(rows.shard_of(rows.slot_of(own))).tolist())
 
     def _is_text(self, k: int, name: str) -> bool:
         kind = next(column.kind for column in self.manifests[k].columns if column.name == name)

@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def check_room(out: Path, needed_bytes: int) -> None:
-    """Refuse what does not fit.
+def check_room(out: Path, at_most_bytes: int, share: Callable[[], float] = lambda: 1.0) -> None:
+    """Refuse what does not fit. ``share``, of those bytes, that will be needed is asked for where it is tight.
 
     Raises
     ------
@@ -36,6 +36,7 @@ def check_room(out: Path, needed_bytes: int) -> None:
         Names both figures.
     """
     free = free_bytes(out)
+    needed_bytes = int(at_most_bytes * share()) if at_most_bytes > free else 0
     if needed_bytes > free:
         raise OutputError(
             f"'{out}' needs {_words(needed_bytes)}, its disk has {_words(free)} free. "

@@ -1,21 +1,21 @@
 """`split`: a data set dealt out over parts such as train and val, by a hash of each id."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
-from shardwright.convert.lock import sole_writer
-from shardwright.convert.madeof import made_of
+from shardwright.convert.build import build
+from shardwright.convert.copy_build import CopyBuild, decided
+from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
+from shardwright.convert.copy_summary import Copied, copied
+from shardwright.convert.made_of import made_of
+from shardwright.convert.options import RunOptions, check_seed
 from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.plan import MADE_OF
 from shardwright.convert.progress import ProgressMaker, Silent
-from shardwright.convert.remake import make
-from shardwright.convert.reshape import Reshaped, ReshardOptions
-from shardwright.convert.rewrite import Rewrite, decide_beside, refuse_unfinished
-from shardwright.convert.rewritten import Rewritten, rewritten
 from shardwright.convert.selection import sides
 from shardwright.datasets.layout import SPLIT_NAMES
 from shardwright.datasets.manifest import read_manifest
@@ -23,7 +23,7 @@ from shardwright.errors import OutputError, SourceError, UsageError, named
 
 
 @dataclass(frozen=True, slots=True)
-class SplitOptions:
+class SplitOptions(RunOptions):
     """All that `split` may be told.
 
     Parameters
@@ -32,27 +32,24 @@ class SplitOptions:
         Part -> the share of the rows of each class that it is to get, by expectation. See `parse_shares`.
     seed
         Of the hash that decides the part of an id.
-    new_version, jobs
+    new_version, jobs, max_runtime
         As in `ReshardOptions`.
     """
 
     shares: Mapping[str, Fraction]
     seed: int = 0
     new_version: bool = False
-    jobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed is {self.seed}, expected 0 to 2**63 - 1")
-        if self.jobs is not None and not 1 <= self.jobs <= 4096:
-            raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
+        RunOptions.__post_init__(self)
+        check_seed(self.seed)
         if len(self.shares) < 2:
             raise UsageError(f"{len(self.shares)} parts: expected two or more")
 
 
 def split(
     source: Path, out: Path, options: SplitOptions, progress: ProgressMaker = Silent
-) -> dict[str, Rewritten]:
+) -> dict[str, Copied]:
     """Make a data set a part in ``out`` of the rows of ``source``: part -> what became of it.
 
     Rows keep their order, and all parts have the class map of ``source``. The part of an id follows from it and the
@@ -70,18 +67,14 @@ def split(
         As `reshard` raises them; or ``out`` holds a part that is not asked for.
     """
     _check(source, out, options)
-    with sole_writer(out, list(options.shares)):
-        for name in options.shares:
-            Output(out / name).settle()
-        parts = _parts(source, out, options)
-        made = make(parts, out, "split", options.jobs, progress)
-        return {part.split: rewritten(part, manifest) for part, manifest in zip(parts, made, strict=True)}
+    made = build(out, list(options.shares), lambda: _builds(source, out, options), options, progress, "split")
+    return {each.split: copied(each, manifest) for each, manifest in made}
 
 
-def dry_run(source: Path, out: Path, options: SplitOptions) -> dict[str, Rewritten]:
+def dry_run(source: Path, out: Path, options: SplitOptions) -> dict[str, Copied]:
     """Say what `split` would do, and do nothing. Raises as it does, for what can be known before."""
     _check(source, out, options)
-    return {part.split: rewritten(part, None, dry_run=True) for part in _parts(source, out, options)}
+    return {each.split: copied(each, None, dry_run=True) for each in _builds(source, out, options)}
 
 
 def _check(source: Path, out: Path, options: SplitOptions) -> None:
@@ -95,9 +88,9 @@ def _check(source: Path, out: Path, options: SplitOptions) -> None:
         )
 
 
-def _parts(source: Path, out: Path, options: SplitOptions) -> list[Rewrite]:
+def _builds(source: Path, out: Path, options: SplitOptions) -> Sequence[CopyBuild]:
     plain = ReshardOptions()
-    whole = Reshaped(source, plain)
+    whole = CopyPlan(source, plain)
     places = sides(whole.rows.column("id", whole.index).tolist(), options.seed, options.shares)
     if empty := [name for name, rows in places.items() if not len(rows)]:
         raise SourceError(
@@ -108,27 +101,25 @@ def _parts(source: Path, out: Path, options: SplitOptions) -> list[Rewrite]:
         "by": {name: f"{share.numerator}/{share.denominator}" for name, share in options.shares.items()},
         "seed": options.seed,
     }
-    parts = []
+    builds = []
     for name, rows in places.items():
         plan = whole.taking(np.asarray(rows))
-        part = plan.part(name, Output(out / name), plain)
+        each = plan.build(name, Output(out / name), plain)
         origin = {**made_of("split", [plan.manifest], told), "part": name}
         # What was rejected has no row, but a side.
-        lost = [f for f in part.findings if f.verdict == "rejected"]
+        lost = [f for f in each.findings if f.verdict == "rejected"]
         own = [lost[k] for k in sides([f.id for f in lost], options.seed, options.shares)[name].tolist()]
-        part.findings = own + [f for f in part.findings if f.verdict != "rejected"]
-        counts = {"files": len(rows) + len(own)} if "files" in part.draft.source else {}
-        part.draft = replace(
-            part.draft,
+        each.findings = own + [f for f in each.findings if f.verdict != "rejected"]
+        counts = {"files": len(rows) + len(own)} if "files" in each.draft.source else {}
+        each.draft = replace(
+            each.draft,
             rejected=counted(own, "rejected"),
             source={
-                "pixels_environment": part.draft.source["pixels_environment"],
+                "pixels_environment": each.draft.source["pixels_environment"],
                 **counts,
                 MADE_OF: origin,
             },
         )
-        decide_beside(part, [plan.source], options.new_version)
-        if not options.new_version:
-            refuse_unfinished(part)
-        parts.append(part)
-    return parts
+        each.plan_beside(options.new_version)
+        builds.append(each)
+    return decided(builds, options.new_version)

@@ -37,6 +37,12 @@ class LockedError(OutputError):
     exit_code = 4
 
 
+class OutOfTimeError(ShardwrightError, TimeoutError):
+    """A run took as long as it may, and ended at the boundary of a shard: the same command goes on."""
+
+    exit_code = 5
+
+
 class FormatError(ShardwrightError, ValueError):
     """A folder is not a data set, or its manifest is damaged, hostile or too new."""
 

@@ -73,8 +73,8 @@ def reshard(
     """
     from shardwright.convert import progress
     from shardwright.convert import reshard as of
-    from shardwright.convert.relayout import LayoutOptions
-    from shardwright.convert.reshape import ReshardOptions
+    from shardwright.convert.copy_plan import ReshardOptions
+    from shardwright.convert.layouts import LayoutOptions
     from shardwright.convert.selection import read_ids
 
     wanted = ReshardOptions(
@@ -123,7 +123,7 @@ def merge(
     """
     from shardwright.convert import merge as of
     from shardwright.convert import progress
-    from shardwright.convert.relayout import LayoutOptions
+    from shardwright.convert.layouts import LayoutOptions
 
     if keep_order and click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT:
         raise UsageError("--seed is of a permutation, and --keep-order asks for none: leave one of them out")
@@ -171,7 +171,7 @@ def split(
     from shardwright.convert import split as of
     from shardwright.convert.selection import parse_shares
 
-    wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs)
+    wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs=jobs)
     done = (
         of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, progress.for_stream())
     )

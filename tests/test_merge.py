@@ -14,9 +14,9 @@ from test_one_writer import everything
 from test_reshard import assert_whole, in_order, rows_of
 
 from shardwright.convert import copying
+from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.lock import one_writer
 from shardwright.convert.merge import MergeOptions, merge
-from shardwright.convert.relayout import LayoutOptions
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Column, Storage
 from shardwright.errors import FormatError, OutputError, ShardError, SourceError, UsageError

@@ -26,16 +26,16 @@ from test_resume import wait_for_none
 from test_verify import flip
 from trees import draw_tree
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, remake, write
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, write
+from shardwright.convert.copy_plan import ReshardOptions
+from shardwright.convert.copy_summary import Copied
 from shardwright.convert.gc import GcOptions, gc
+from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.lock import one_writer
 from shardwright.convert.merge import MergeOptions, merge
 from shardwright.convert.options import Compression
-from shardwright.convert.relayout import LayoutOptions
 from shardwright.convert.repair import repair
-from shardwright.convert.reshape import ReshardOptions
 from shardwright.convert.reshard import dry_run, reshard
-from shardwright.convert.rewritten import Rewritten
 from shardwright.convert.selection import parse_shares
 from shardwright.convert.split import SplitOptions
 from shardwright.convert.split import split as deal_out
@@ -78,10 +78,10 @@ def asked(
     jobs: int | None = 1,
     **layout: Any,
 ) -> ReshardOptions:
-    return ReshardOptions(LayoutOptions(**layout), size, seed, only_classes, ids, new_version, jobs)
+    return ReshardOptions(LayoutOptions(**layout), size, seed, only_classes, ids, new_version, jobs=jobs)
 
 
-def only(found: dict[str, Rewritten]) -> Rewritten:
+def only(found: dict[str, Copied]) -> Copied:
     (done,) = found.values()
     return done
 
@@ -1047,7 +1047,6 @@ def test_a_limit_of_file_size_is_said_and_then_gone_on_from(tmp_path: Path, stor
 
 def test_what_does_not_fit_is_not_begun(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "src", flat=0)
-    monkeypatch.setattr("shardwright.convert.soundness.free_bytes", lambda _: 100)
     monkeypatch.setattr("shardwright.convert.space.free_bytes", lambda _: 100)
     written = shards_written(monkeypatch)
     with pytest.raises(OutputError, match=r"needs .* its disk has 0.0 MB \(100 bytes\) free"):
@@ -1073,9 +1072,9 @@ def test_shards_of_another_environment_are_not_mixed_in(
 ) -> None:
     built, options = build(tmp_path / "src"), asked(chunk_rows=4)
     reshard(built.folder, tmp_path / "undisturbed", options)
-    now = copying.storing_environment()
+    now = copying.environment_of(False)
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "storing_environment", lambda: {**now, "h5py": "3.0"})
+        patch.setattr(copying, "environment_of", lambda _: {**now, "h5py": "3.0"})
         stopped_after(1, monkeypatch, built.folder, tmp_path / "out", options)
     done = only(reshard(built.folder, tmp_path / "out", options))
     assert done.resumed == 0
@@ -1099,7 +1098,6 @@ def test_nothing_is_published_before_all_is_made(
     path.write_bytes(content)  # repaired: the same command goes on
     reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
     assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
-    assert remake.make([], tmp_path / "out", "reshard", 1, lambda *_: None) == []  # type: ignore[arg-type,return-value]
 
 
 def test_what_was_copied_from_a_damaged_shard_is_not_kept(here: None, tmp_path: Path) -> None:
@@ -1174,8 +1172,8 @@ from pathlib import Path
 from conftest import _Here
 from shardwright.convert import workers
 from shardwright.convert.gc import GcOptions, gc
-from shardwright.convert.relayout import LayoutOptions
-from shardwright.convert.reshape import ReshardOptions
+from shardwright.convert.layouts import LayoutOptions
+from shardwright.convert.copy_plan import ReshardOptions
 from shardwright.convert.reshard import reshard
 workers.ProcessPoolExecutor = _Here
 for turn in range(20):

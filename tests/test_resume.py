@@ -25,7 +25,6 @@ from shardwright.convert import (
     StoreOptions,
     convert,
     output,
-    run,
     unfinished,
     workers,
 )
@@ -528,7 +527,7 @@ def test_a_poisonous_first_chunk_where_room_is_tight(tmp_path: Path, tree: Path)
     script = (
         "import sys; from pathlib import Path; from shardwright.convert import run, space\n"
         "def free(_): return 100\n"
-        "run.free_bytes = space.free_bytes = free\n"
+        "space.free_bytes = free\n"
         "from test_resume import OPTIONS\n"
         "if __name__ == '__main__':\n"
         "    try: run.convert(Path(sys.argv[1]), Path(sys.argv[2]), OPTIONS)\n"
@@ -568,7 +567,6 @@ def test_what_does_not_fit_is_not_begun(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(run, "free_bytes", lambda _: 100)
         patch.setattr("shardwright.convert.space.free_bytes", lambda _: 100)
         written = shards_written(patch)
         with pytest.raises(
@@ -584,7 +582,6 @@ def test_pixels_that_compress_need_less_room(
 ) -> None:
     put(tmp_path / "src", {f"a/{k}.png": encoded(np.zeros((8, 8, 3), np.uint8), "PNG") for k in range(32)})
     room = 32 * 8 * 8 * 3 // 2
-    monkeypatch.setattr(run, "free_bytes", lambda _: room)
     monkeypatch.setattr("shardwright.convert.space.free_bytes", lambda _: room)
     assert convert(tmp_path / "src", tmp_path / "out", OPTIONS)[0].made
     with pytest.raises(OutputError, match="needs"):

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.convert.copy_build import CopyBuild
 from shardwright.convert.plan import MADE_OF
-from shardwright.convert.rewrite import Rewrite
 from shardwright.convert.summary import counted_words
 from shardwright.datasets.layout import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class Copied:
     """One data set.
 
     Attributes
@@ -28,8 +28,8 @@ class Rewritten:
         Whether that was done.
     rows, shards, of_rows, bytes_at_most
         Of the one that was asked for; the rows that there were to take from; bytes of its pixels.
-    seconds, copied, resumed, notes
-        As in `Rewrite`.
+    seconds, written, resumed, notes
+        As in `CopyBuild`; ``written`` rows were copied by this run.
     """
 
     split: str
@@ -42,7 +42,7 @@ class Rewritten:
     of_rows: int
     bytes_at_most: int
     seconds: float = 0.0
-    copied: int = 0
+    written: int = 0
     resumed: int = 0
     notes: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ class Rewritten:
             "bytes": m.bytes,
             "duplicates": dict(m.duplicates),
             "seconds": round(self.seconds, 3),
-            "images_per_second": round(self.copied / self.seconds, 1) if self.seconds else None,
+            "images_per_second": round(self.written / self.seconds, 1) if self.seconds else None,
             "resumed_shards": self.resumed,
             "made_of": m.source.get(MADE_OF),
         }
@@ -95,7 +95,7 @@ class Rewritten:
         lines = [
             f"'{self.folder}': version {m.version}, {self.rows}{of} images of {height}x{width}x{channels}, "
             f"{counted_words(len(m.classes), 'class')}, {counted_words(len(m.shards), m.storage + ' shard')}",
-            f"  {self.seconds:.1f} s, {self.copied / max(self.seconds, 1e-9):.0f} images/s; {m.bytes / 1e6:.1f} MB, "
+            f"  {self.seconds:.1f} s, {self.written / max(self.seconds, 1e-9):.0f} images/s; {m.bytes / 1e6:.1f} MB, "
             f"{packed} of {chunks} chunks are compressed",
         ]
         if self.resumed:
@@ -110,20 +110,20 @@ class Rewritten:
         return lines + [f"  {note}" for note in self.notes]
 
 
-def rewritten(part: Rewrite, manifest: Manifest | None, *, dry_run: bool = False) -> Rewritten:
-    """What became of ``part``, of which ``manifest`` was made, if anything."""
-    return Rewritten(
-        split=part.split,
-        folder=part.output.folder,
-        manifest=manifest or part.newest,
-        version=part.version,
+def copied(build: CopyBuild, manifest: Manifest | None, *, dry_run: bool = False) -> Copied:
+    """What became of ``build``, of which ``manifest`` was made, if anything."""
+    return Copied(
+        split=build.split,
+        folder=build.output.folder,
+        manifest=manifest or build.newest,
+        version=build.version,
         made=manifest is not None and not dry_run,
-        rows=len(part.index),
-        shards=len(part.shard_rows),
-        of_rows=len(part.rows),
-        bytes_at_most=len(part.index) * int(np.prod(part.draft.image_shape)),
-        seconds=part.seconds,
-        copied=part.copied,
-        resumed=part.resumed,
-        notes=tuple(part.notes),
+        rows=len(build.index),
+        shards=len(build.shard_rows),
+        of_rows=len(build.source),
+        bytes_at_most=len(build.index) * int(np.prod(build.draft.image_shape)),
+        seconds=build.seconds,
+        written=build.written,
+        resumed=build.resumed,
+        notes=tuple(build.notes),
     )

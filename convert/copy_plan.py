@@ -1,17 +1,17 @@
-"""What `reshard` may be told, and what that makes of one data set: which rows, in which order, in which shards."""
+"""What is asked of one data set, beside what is there: which of its rows, in which order, in which shards."""
 
 import hashlib
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from shardwright.convert.madeof import made_of
-from shardwright.convert.output import Output
-from shardwright.convert.relayout import (
+from shardwright.convert.build import newest_of
+from shardwright.convert.copy_build import CopyBuild, draft
+from shardwright.convert.layouts import (
     LayoutOptions,
     carried_columns,
     even_shards,
@@ -19,10 +19,13 @@ from shardwright.convert.relayout import (
     same_store,
     store_of,
 )
+from shardwright.convert.made_of import made_of
+from shardwright.convert.options import RunOptions, check_seed
+from shardwright.convert.output import Output
 from shardwright.convert.report import read_report
-from shardwright.convert.rewrite import Rewrite, draft, newest_of, resample_of
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.selection import canonical, class_numbers
+from shardwright.datasets.fit import Resample
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.rows import Index
@@ -30,7 +33,7 @@ from shardwright.errors import SourceError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class ReshardOptions:
+class ReshardOptions(RunOptions):
     """All that `reshard` may be told; what is None stays as the data set has it.
 
     Parameters
@@ -47,8 +50,8 @@ class ReshardOptions:
         Ids whose rows are taken alone.
     new_version
         Whether an output that was made otherwise is followed by a new version, and an unfinished run given up.
-    jobs
-        Worker processes. None: the CPUs that this process may use.
+    jobs, max_runtime
+        As in `RunOptions`.
     """
 
     layout: LayoutOptions = field(default_factory=LayoutOptions)
@@ -57,15 +60,12 @@ class ReshardOptions:
     only_classes: tuple[str, ...] = ()
     ids: tuple[str, ...] | None = None
     new_version: bool = False
-    jobs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None and not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"seed is {self.seed}, expected 0 to 2**63 - 1")
+        RunOptions.__post_init__(self)
+        check_seed(self.seed or 0)
         if self.size is not None and self.size < 1:
             raise UsageError(f"size is {self.size}, expected at least 1")
-        if self.jobs is not None and not 1 <= self.jobs <= 4096:
-            raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
 
     def given(self, classes: Sequence[str]) -> dict[str, Any]:
         """What was asked for of a data set of ``classes``, as JSON values: what decides the bytes beside it."""
@@ -83,7 +83,7 @@ class ReshardOptions:
         }
 
 
-class Reshaped:
+class CopyPlan:
     """What is asked of one data set, beside what is there."""
 
     def __init__(self, folder: Path, options: ReshardOptions) -> None:
@@ -135,7 +135,7 @@ class Reshaped:
         )
         return [shard.rows for shard in self.manifest.shards] if as_now else even
 
-    def taking(self, rows: Index) -> "Reshaped":
+    def taking(self, rows: Index) -> "CopyPlan":
         """The same of some of its rows alone."""
         taken = copy(self)
         taken.index = self.index[rows]
@@ -152,7 +152,8 @@ class Reshaped:
             and bool((self.index == np.arange(len(self.index))).all())
         )
 
-    def part(self, split: str, output: Output, options: ReshardOptions) -> Rewrite:
+    def build(self, split: str, output: Output, options: ReshardOptions) -> CopyBuild:
+        """What makes it in ``output``."""
         notes, findings = [], []
         try:
             findings = read_report(self.folder, self.manifest.version)
@@ -160,10 +161,10 @@ class Reshaped:
             notes.append(f"{error}: it is not carried over")
         seed = self.manifest.seed if options.seed is None else options.seed
         hint = Output(self.folder).fingerprint(self.manifest.version) or ""
-        return Rewrite(
+        return CopyBuild(
             split=split,
             output=output,
-            rows=self.rows,
+            source=self.rows,
             index=self.index,
             draft=draft(
                 self.manifest,
@@ -178,7 +179,7 @@ class Reshaped:
             shard_rows=self.shard_rows,
             same_saving=same_saving(self.now, self.store),
             size=self.size,
-            resample=resample_of(self.manifest),
+            resample=_resample_of(self.manifest),
             all_rows=self.all_rows,
             findings=findings,
             hint=hint if len(self.index) == len(self.rows) else "",
@@ -199,3 +200,9 @@ def _checked_size(manifest: Manifest, folder: Path, size: int | None) -> int | N
             "them. Convert the pictures again for larger ones"
         )
     return size
+
+
+def _resample_of(manifest: Manifest) -> Resample:
+    """The resampling that its pictures were resized by."""
+    found = manifest.options.get("resample")
+    return cast(Resample, found) if found in get_args(Resample) else "bilinear"

@@ -1,0 +1,184 @@
+"""A data set that is being made of pictures: a whole source, or a split of it."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.convert.build import Build, newest_of
+from shardwright.convert.changes import Changes, changes
+from shardwright.convert.duplicates import duplicates
+from shardwright.convert.options import ConvertOptions
+from shardwright.convert.output import counted
+from shardwright.convert.plan import decide, plan_shards
+from shardwright.convert.scan import Scan
+from shardwright.convert.space import stored_share
+from shardwright.convert.workers import Workers
+from shardwright.convert.write import Finding, ShardTask
+from shardwright.datasets.layout import Manifest, columns_of, path_to_id
+from shardwright.errors import ShardError, ShardwrightError, SourceError
+
+
+@dataclass(slots=True, kw_only=True)
+class PictureBuild(Build):
+    """A data set that is being made of pictures.
+
+    Attributes
+    ----------
+    scan, options
+        What was found of its source, and what is asked for.
+    published
+        What was found in the version that was published: rejects, suspects, duplicates.
+    changes
+        What that version has, and the one before had not, or else; None for the first one.
+    """
+
+    scan: Scan
+    options: ConvertOptions
+    published: list[Finding] = field(default_factory=list)
+    changes: Changes | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.options.image_shape
+
+    @property
+    def decodes(self) -> bool:
+        return True
+
+    @property
+    def inputs(self) -> int:
+        """Pictures in its source, those without a class among them."""
+        return len(self.scan) + len(self.scan.no_class)
+
+    def decide(self) -> None:
+        """Say which version it will be, and of which shards; changes nothing on disk.
+
+        Raises
+        ------
+        OutputError
+            See `plan.decide`; or an unfinished conversion of other options lies there, without ``new_version``.
+        SourceError
+            The newest is what is asked for, but for pictures that were rejected, and ``strict`` is set.
+        """
+        self.newest = newest = newest_of(self.output)
+        unchanged = (
+            newest is not None
+            and self.output.fingerprint(newest.version) == self.scan.fingerprint()
+            and self.output.holds(newest)
+        )
+        self.version = decide(newest, unchanged, self.options, self.inputs, str(self.output.folder))
+        if self.version is None:
+            return
+        self.plans = plan_shards(len(self.scan), self.version, self.options)
+        if not self.options.new_version:
+            self.refuse_unfinished()
+
+    def refuse_old_rejects(self) -> None:
+        """Raise SourceError if it stays as it is, and pictures of it were rejected."""
+        if self.options.strict and self.version is None and self.newest is not None and self.newest.rejected:
+            raise SourceError(
+                f"--strict is set, and version {self.newest.version} of '{self.output.folder}' was made without "
+                f"{sum(self.newest.rejected.values())} pictures that were rejected: see its report"
+            )
+
+    def request(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "options": self.options.recorded(),
+            "source": self.scan.fingerprint(),
+        }
+
+    def tasks(self) -> Iterator[ShardTask]:
+        for plan in self.missing:
+            paths = tuple(self.scan.paths[i] for i in plan.samples.tolist())
+            yield ShardTask(
+                number=plan.number,
+                stem=plan.stem,
+                partial=self.output.work / Path(plan.stem).name,
+                root=self.scan.root,
+                paths=paths,
+                ids=tuple(map(path_to_id, paths)),
+                labels=tuple(self.scan.labels[plan.samples].tolist()),
+                options=self.options,
+            )
+
+    def stored_share(self, workers: Workers) -> float:
+        with suppress(
+            ShardwrightError
+        ):  # a picture that kills its process is found when its shard is written
+            return workers.call(stored_share, next(self.tasks()))
+        return 1.0
+
+    def findings(self) -> list[Finding]:
+        """What was rejected or suspect, so far."""
+        no_class = [
+            Finding(id, "rejected", "no-class", "it lies directly under the root, in no class folder", 0)
+            for id in self.scan.no_class
+        ]
+        return no_class + [finding for record in self.records for finding in record.findings]
+
+    def refuse(self) -> None:
+        rejected = [f for f in self.findings() if f.verdict == "rejected"] if self.options.strict else []
+        if not rejected:
+            return
+        self.output.unfinished.forget()  # pictures will be mended or removed, and then no finished shard fits
+        first = "; ".join(f"'{f.id}': {f.reason}: {f.message}" for f in rejected[:5])
+        raise SourceError(
+            f"{len(rejected)} pictures were rejected, and --strict is set, so nothing was "
+            f"published: {first}{' ...' if len(rejected) > 5 else ''}. Mend or remove them, or run without --strict"
+        )
+
+    def manifest(self) -> Manifest:
+        records, sums, _ = self.finished()
+        shards = tuple(record.shard for record in records if record.shard is not None)
+        findings = self.findings()
+        if not shards:
+            raise SourceError(
+                f"not one of the {len(self.scan)} pictures in '{self.scan.root}' could be taken: {_last(findings)}"
+            )
+        rows = sum(shard.rows for shard in shards)
+        if self.newest is not None and 2 * rows < self.newest.rows and not self.options.allow_shrink:
+            raise SourceError(
+                f"only {rows} of the {len(self.scan)} pictures in '{self.scan.root}' could be taken, version "
+                f"{self.newest.version} has {self.newest.rows}: nothing was published. {_last(findings)}. If that is "
+                "meant, use --allow-shrink"
+            )
+        return Manifest(
+            version=self.version or 1,
+            storage=self.options.store.format,
+            rows=rows,
+            classes=self.scan.classes,
+            columns=columns_of(*self.image_shape),
+            shards=shards,
+            seed=self.options.seed,
+            stats=sums.stats(),
+            rejected=counted(findings, "rejected"),
+            suspect=counted(findings, "suspect"),
+            skipped=self.scan.skipped,
+            source={
+                "files": self.inputs,
+                "bytes": int(self.scan.sizes.sum()),
+                "animated": sum(record.animated for record in records),
+            },
+            options=self.options.recorded(),
+            environment=next(record.environment for record in records if record.shard is not None),
+        )
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        same = duplicates(self.output.folder, manifest)
+        manifest = replace(manifest, duplicates=counted(same, "duplicate"))
+        self.published = self.findings() + same
+        self.output.publish(manifest, self.published, self.scan.fingerprint())
+        if self.newest is not None:
+            try:
+                self.changes = changes(self.output.folder, self.newest, manifest)
+            except ShardError as error:
+                self.notes.append(f"what changed cannot be said: {error}")
+        return manifest
+
+
+def _last(findings: list[Finding]) -> str:
+    last = findings[-1]
+    return f"'{last.id}': {last.reason}: {last.message}"
