@@ -82,14 +82,14 @@ class CopyBuild(Build):
         OutputError
             The output was made otherwise, without ``new_version``.
         """
-        newest, wanted = self.newest, self.draft.source[MADE_OF]
+        newest = self.newest
         if newest is None:
             self.plan(1)
             return
-        if same_made(newest, wanted) and self.output.holds(newest):
+        if same_made(newest, self.draft) and self.output.holds(newest):
             return
         if not new_version:
-            refuse_others(newest, wanted, self.source.sources, self.draft.classes, self.output.folder)
+            refuse_others(newest, self.draft, self.source.sources, self.output.folder)
         self.plan(newest.version + 1)
 
     def request(self) -> dict[str, Any]:

@@ -79,13 +79,18 @@ class Copied:
 
     def in_words(self) -> list[str]:
         """Lines for a person."""
-        of = "" if self.rows == self.of_rows else f" of {self.of_rows} ({self.rows / self.of_rows:.1%})"
+        images = counted_words(self.rows, "image")
+        if self.rows != self.of_rows:
+            images = f"{self.rows} of {self.of_rows} ({self.rows / self.of_rows:.1%}) images"
         if self.version is None and self.manifest is not None:
-            there = f"version {self.manifest.version}, {self.rows}{of} images"
-            return [f"'{self.folder}' is up to date: {there}. Nothing to do."]
+            there = f"version {self.manifest.version}, {images}"
+            return [
+                f"'{self.folder}' is up to date: {there}. Nothing to do.",
+                *(f"  {note}" for note in self.notes),
+            ]
         if not self.made or self.manifest is None:
             return [
-                f"'{self.folder}': version {self.version} would be {self.rows}{of} images in "
+                f"'{self.folder}': version {self.version} would be {images} in "
                 f"{counted_words(self.shards, 'shard')}, at most {self.bytes_at_most / 1e6:.1f} MB",
                 *(f"  {note}" for note in self.notes),
             ]
@@ -93,7 +98,7 @@ class Copied:
         height, width, channels = m.image_shape
         chunks, packed = (sum(getattr(s, name) for s in m.shards) for name in ("chunks", "compressed_chunks"))
         lines = [
-            f"'{self.folder}': version {m.version}, {self.rows}{of} images of {height}x{width}x{channels}, "
+            f"'{self.folder}': version {m.version}, {images} of {height}x{width}x{channels}, "
             f"{counted_words(len(m.classes), 'class')}, {counted_words(len(m.shards), m.storage + ' shard')}",
             f"  {self.seconds:.1f} s, {self.written / max(self.seconds, 1e-9):.0f} images/s; {m.bytes / 1e6:.1f} MB, "
             f"{packed} of {chunks} chunks are compressed",

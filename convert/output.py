@@ -211,3 +211,10 @@ class Output:
 def counted(findings: Sequence[Finding], verdict: str) -> dict[str, int]:
     """Reason code -> how many, sorted."""
     return dict(sorted(Counter(f.reason for f in findings if f.verdict == verdict).items()))
+
+
+def other_splits(out: Path, splits: Sequence[str]) -> list[str]:
+    """Names of the splits that ``out`` holds beside ``splits``, sorted."""
+    if not splits or not out.is_dir():
+        return []
+    return sorted(name for name in set(SPLIT_NAMES) - {*splits} if (out / name / "manifest.json").exists())

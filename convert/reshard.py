@@ -7,7 +7,14 @@ from shardwright.convert.build import build
 from shardwright.convert.copy_build import CopyBuild, decided
 from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
 from shardwright.convert.copy_summary import Copied, copied
-from shardwright.convert.output import Output, check_output, check_paths, check_source, refuse_links
+from shardwright.convert.output import (
+    Output,
+    check_output,
+    check_paths,
+    check_source,
+    other_splits,
+    refuse_links,
+)
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.datasets.files import CURE
 from shardwright.datasets.manifest import data_sets_in, read_manifest
@@ -89,17 +96,24 @@ def _builds(
             raise SourceError(
                 f"{len(missing)} of {len(options.ids)} ids are not among the rows of {where}: {named(missing)}"
             )
-    for plan in plans.values():
-        if not len(plan.index):
-            raise SourceError(f"'{plan.folder}' has no row that was asked for")
+    empty = [split for split, plan in plans.items() if not len(plan.index)]
+    if empty and (not beside or len(empty) == len(plans)):
+        raise SourceError(f"'{plans[empty[0]].folder}' has no row that was asked for")
     builds = []
-    for split, plan in plans.items():
+    for split in [split for split in plans if split not in empty]:
+        plan = plans[split]
         each = plan.build(split, Output(target / split), options)
         if beside:
             each.plan_beside(options.new_version)
         else:
             _plan_in_place(each, plan)
+        each.notes += [f"split '{name}' has no row that was asked for, and is left out" for name in empty]
         builds.append(each)
+    stays = other_splits(target, [split for split in folders if split not in empty and split])
+    for name in stays if beside else []:
+        builds[-1].notes.append(
+            f"'{target}' also holds the split '{name}', which is not made here: it stays as it is"
+        )
     return decided(builds, options.new_version)
 
 

@@ -10,7 +10,7 @@ from shardwright.convert.changes import Changes
 from shardwright.convert.estimate import estimate
 from shardwright.convert.lock import split_writer
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.output import Output, check_output, check_paths
+from shardwright.convert.output import Output, check_output, check_paths, other_splits
 from shardwright.convert.picture_build import PictureBuild
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.scan import Scan, class_map_of, find_splits, scan
@@ -140,6 +140,10 @@ def _decided(source: Path, out: Path, options: ConvertOptions, progress: Progres
     ]
     for each in builds:
         each.decide()
+    for name in other_splits(out, [split for split in scans if split]):
+        builds[-1].notes.append(
+            f"'{out}' also holds the split '{name}', which the source has not: it stays as it is"
+        )
     return builds
 
 
@@ -196,4 +200,5 @@ def _made(each: PictureBuild, manifest: Manifest) -> Conversion:
 def _unchanged(each: PictureBuild) -> Conversion:
     if each.newest is None:
         raise RuntimeError(f"{each.output.folder}: no version, and none to make")
-    return Conversion(each.split, each.output.folder, each.newest, False, int(each.scan.sizes.sum()))
+    size = int(each.scan.sizes.sum())
+    return Conversion(each.split, each.output.folder, each.newest, False, size, notes=tuple(each.notes))

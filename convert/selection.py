@@ -3,13 +3,13 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
-from shardwright.datasets.layout import SPLIT_NAMES
+from shardwright.datasets.layout import SPLIT_NAMES, path_to_id
 from shardwright.datasets.rows import Index
 from shardwright.errors import UsageError, named
 
@@ -39,18 +39,25 @@ def read_ids(path: Path) -> tuple[str, ...]:
 def class_numbers(names: Sequence[str], classes: Sequence[str]) -> list[int]:
     """Numbers of the classes ``names``, of which each may be several with commas between.
 
+    A name may also be that of the folder, as the operating system takes it, where its id has escapes.
+
     Raises
     ------
     UsageError
         There is no such class.
     """
     number = {name: k for k, name in enumerate(classes)}
-    wanted = [one for name in names for one in ([name] if name in number else name.split(","))]
+    given = [one for name in names for one in ([name] if _id(name, number) in number else name.split(","))]
+    wanted = [_id(name, number) for name in given]
     if unknown := [name for name in wanted if name not in number]:
         raise UsageError(
             f"no class is called {named(unknown)}; there are {len(classes)} classes, such as {named(classes)}"
         )
     return sorted({number[name] for name in wanted})
+
+
+def _id(name: str, known: Container[str]) -> str:
+    return name if name in known else path_to_id(name)
 
 
 def canonical(ids: Sequence[str], index: Index, seed: int) -> Index:

@@ -77,14 +77,17 @@ def in_words(done: Conversion) -> list[str]:
     """One conversion as lines for a person."""
     manifest = done.manifest
     if not done.made:
+        there = f"version {manifest.version}, {counted_words(manifest.rows, 'image')}"
         return [
-            f"'{done.folder}' is up to date: version {manifest.version}, {manifest.rows} images. Nothing to do."
+            f"'{done.folder}' is up to date: {there}. Nothing to do.",
+            *(f"  {note}" for note in done.notes),
         ]
     chunks = sum(shard.chunks for shard in manifest.shards)
     packed = sum(shard.compressed_chunks for shard in manifest.shards)
     height, width, channels = manifest.image_shape
     lines = [
-        f"'{done.folder}': version {manifest.version}, {manifest.rows} images of {height}x{width}x{channels}, "
+        f"'{done.folder}': version {manifest.version}, {counted_words(manifest.rows, 'image')} of "
+        f"{height}x{width}x{channels}, "
         f"{counted_words(len(manifest.classes), 'class')}, "
         f"{counted_words(len(manifest.shards), manifest.storage + ' shard')}",
         f"  {done.seconds:.1f} s, {done.read / max(done.seconds, 1e-9):.0f} images/s; "

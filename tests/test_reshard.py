@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 from building import Built, build, republish
+from drawing import png, put
 from test_one_writer import everything, processes_naming
 from test_repair import only as only_repair
 from test_resume import wait_for_none
@@ -51,6 +52,7 @@ from shardwright.datasets.reader import Reader
 from shardwright.errors import (
     FormatError,
     LockedError,
+    OutOfTimeError,
     OutputError,
     ShardError,
     ShardwrightError,
@@ -285,6 +287,45 @@ def test_some_classes(here: None, tmp_path: Path, storage: Storage, command: Com
     assert (none.code, "no row that was asked for" in none.err) == (1, True)
 
 
+def test_classes_by_the_names_of_their_folders(here: None, tmp_path: Path) -> None:
+    """A name that is not UTF-8 comes from the command line as the operating system has it, not as an id."""
+    name = os.fsdecode(b"caf\xe9")
+    put(tmp_path / "tree", {f"{c}/{k}.png": png(seed=k) for c in (name, "dog") for k in range(3)})
+    convert(tmp_path / "tree", tmp_path / "src", ConvertOptions(PixelOptions(size=8), jobs=1))
+    reshard(tmp_path / "src", tmp_path / "out", asked(only_classes=(f"dog,{name}",)))
+    reshard(tmp_path / "src", tmp_path / "one", asked(only_classes=(name,)))
+    assert len(open_dataset(tmp_path / "out")) == 6
+    assert sorted(open_dataset(tmp_path / "one").ids()) == [
+        "caf\\xE9/0.png",
+        "caf\\xE9/1.png",
+        "caf\\xE9/2.png",
+    ]
+
+
+def test_ids_of_one_split_alone(here: None, tmp_path: Path, command: Command) -> None:
+    """Elsewhere the other splits are left out; in place they would lose all their rows."""
+    put(tmp_path / "tree", {f"{s}/a/{s}{k}.png": png(seed=k) for s in ("train", "val") for k in range(4)})
+    convert(tmp_path / "tree", tmp_path / "src", ConvertOptions(PixelOptions(size=8), jobs=1))
+    (tmp_path / "ids").write_text("a/val1.png\na/val3.png\n")
+    ran = command("reshard", tmp_path / "src", tmp_path / "out", "--ids", tmp_path / "ids")
+    assert ran.code == 0, ran.err
+    assert "split 'train' has no row that was asked for, and is left out" in ran.out
+    assert [p.name for p in sorted((tmp_path / "out").iterdir()) if not p.name.startswith(".")] == ["val"]
+    assert sorted(open_dataset(tmp_path / "out" / "val").ids()) == ["a/val1.png", "a/val3.png"]
+    ran = command("reshard", tmp_path / "src", "--ids", tmp_path / "ids")
+    assert (ran.code, "train' has no row that was asked for" in ran.err) == (1, True)
+
+
+def test_a_split_that_the_source_has_no_more_is_told_of(here: None, tmp_path: Path, command: Command) -> None:
+    for split in ("train", "val"):
+        build(tmp_path / "src" / split)
+    assert command("reshard", tmp_path / "src", tmp_path / "out", "--chunk-rows", 4).code == 0
+    shutil.rmtree(tmp_path / "src" / "val")
+    ran = command("reshard", tmp_path / "src", tmp_path / "out", "--chunk-rows", 4)
+    assert "also holds the split 'val', which is not made here: it stays as it is" in ran.out
+    assert_whole(tmp_path / "out" / "val")
+
+
 def test_some_ids(tmp_path: Path, storage: Storage, command: Command) -> None:
     built = build(tmp_path / "src", storage)
     wanted = [built.ids[k] for k in (40, 3, 17)]
@@ -385,6 +426,36 @@ def test_outputs_that_are_not_ours(tmp_path: Path, command: Command) -> None:
     ran = command("reshard", built.folder, "--chunk-rows", 4)
     assert (ran.code, "is a link" in ran.err) == (1, True)
     assert sorted(os.listdir(tmp_path / "foreign")) == ["thesis.doc"]
+
+
+def test_what_comes_to_the_same_is_no_other_option(here: None, tmp_path: Path) -> None:
+    """What was left as it is may be given later, and the other way round."""
+    built = build(tmp_path / "src", storage="hdf5")
+    now = built.manifest.chunk_rows
+    assert only(reshard(built.folder, tmp_path / "out", asked(chunk_rows=now))).made
+    files = everything(tmp_path / "out")
+    for options in (asked(), asked(chunk_rows=now), asked(format="hdf5")):
+        assert not only(reshard(built.folder, tmp_path / "out", options)).made
+    assert everything(tmp_path / "out") == files
+    with pytest.raises(OutputError, match="made with other options: only_classes is"):
+        reshard(built.folder, tmp_path / "out", asked(only_classes=("c1",)))
+
+
+def test_an_end_in_time(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run makes one shard at least, whatever its time, and the last one's bytes are those of one run."""
+    built = build(tmp_path / "src")
+    options = asked(chunk_rows=4, shard_mib=16 * 8 * 8 * 3 / 2**20)
+    reshard(built.folder, tmp_path / "undisturbed", options)
+    for finished in (1, 2, 3):
+        with monkeypatch.context() as patch:
+            written = shards_written(patch)
+            with pytest.raises(OutOfTimeError, match=f"{finished} of 4 shards"):
+                reshard(built.folder, tmp_path / "out", replace(options, max_runtime=1e-9))
+        assert len(written) == 1
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    done = only(reshard(built.folder, tmp_path / "out", replace(options, max_runtime=1e-9)))
+    assert (done.resumed, done.made) == (3, True)
+    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
 
 
 def test_an_output_that_was_made_otherwise(here: None, tmp_path: Path, command: Command) -> None:
