@@ -197,12 +197,14 @@ class Reader:
     def read_stored(self, stored: StoredChunk) -> Pixels:
         """The bytes of a chunk as they are stored, its fletcher32 behind them, which they are checked by.
 
+        They are good until this thread reads the next.
+
         Raises
         ------
         ShardError
             They cannot be read, or are not those that were written. Names the rows.
         """
-        data = np.empty(int(self._size[stored.chunk]) + codecs.CHECKSUM_BYTES, np.uint8)
+        data = self._scratch.take("stored", int(self._size[stored.chunk]) + codecs.CHECKSUM_BYTES)
         with self._image(stored.shard) as fd:
             self._read_exactly(stored.shard, fd, data, int(self._offset[stored.chunk]), "a chunk")
         if codecs.fletcher32(data[: -codecs.CHECKSUM_BYTES]) != data[-codecs.CHECKSUM_BYTES :].tobytes():
