@@ -22,10 +22,10 @@ from shardwright.convert.options import RunOptions
 from shardwright.convert.output import Output
 from shardwright.convert.plan import ShardPlan, differences, refuse_other_request
 from shardwright.convert.progress import Progress, ProgressMaker
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.space import check_room, full_disk
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Task, Workers
-from shardwright.convert.write import ShardRecord
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import OutOfTimeError, OutputError, ShardError, ShardwrightError

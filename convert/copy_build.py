@@ -17,10 +17,10 @@ from shardwright.convert.made_of import refuse_others, same_made
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import MADE_OF, ShardPlan
+from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.report import of_kept_rows
 from shardwright.convert.rowsource import SourceRows
 from shardwright.convert.workers import Workers
-from shardwright.convert.write import Finding, ShardRecord
 from shardwright.datasets.fit import Resample
 from shardwright.datasets.layout import SHARDS_FOLDER, Manifest
 from shardwright.datasets.reader import Reader

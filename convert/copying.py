@@ -16,10 +16,10 @@ import numpy.typing as npt
 from shardwright.convert.encode import checksummed
 from shardwright.convert.environment import environment_of
 from shardwright.convert.options import StoreOptions
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.store import H5Writer, ShardWriter, shard_file, shard_writer
-from shardwright.convert.write import ShardRecord
 from shardwright.datasets.buffers import aligned
 from shardwright.datasets.fit import Resample, fitted
 from shardwright.datasets.layout import Shard

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.convert.write import Finding
+from shardwright.convert.records import Finding
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.reader import Reader
 

@@ -25,10 +25,10 @@ from shardwright.convert.options import RunOptions, check_seed
 from shardwright.convert.output import Output, check_output, check_paths
 from shardwright.convert.plan import MADE_OF
 from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.records import Finding
 from shardwright.convert.report import read_report
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.selection import canonical
-from shardwright.convert.write import Finding
 from shardwright.datasets.ids import path_to_id
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest

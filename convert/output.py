@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from shardwright.convert.records import Finding
 from shardwright.convert.unfinished import Unfinished
-from shardwright.convert.write import Finding
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER, Manifest, report_name
 from shardwright.datasets.manifest import (
     newest_version,

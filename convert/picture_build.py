@@ -12,10 +12,11 @@ from shardwright.convert.duplicates import duplicates
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import decide, plan_shards
+from shardwright.convert.records import Finding
 from shardwright.convert.scan import Scan
 from shardwright.convert.space import stored_share
 from shardwright.convert.workers import Workers
-from shardwright.convert.write import Finding, ShardTask
+from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest, columns_of, path_to_id
 from shardwright.errors import ShardError, ShardwrightError, SourceError
 

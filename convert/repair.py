@@ -15,10 +15,11 @@ from shardwright.convert.origin import Origin, Pictures, Rows, column_of_damaged
 from shardwright.convert.output import Output, check_paths, refuse_links
 from shardwright.convert.plan import MADE_OF, differences
 from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.space import check_room, full_disk
 from shardwright.convert.verify import DamagedFile, damaged_files
 from shardwright.convert.workers import Workers
-from shardwright.convert.write import ShardRecord, ShardTask
+from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, Manifest, ShardFile
 from shardwright.datasets.manifest import data_sets_in, read_manifest, sync_folder
 from shardwright.errors import NAMED, FormatError, OutputError, ShardwrightError, UsageError, named

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.convert.write import Finding
+from shardwright.convert.records import Finding
 from shardwright.datasets.layout import report_name
 
 

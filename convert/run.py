@@ -13,8 +13,8 @@ from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import Output, check_output, check_paths, other_splits
 from shardwright.convert.picture_build import PictureBuild
 from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.records import Finding
 from shardwright.convert.scan import Scan, class_map_of, find_splits, scan
-from shardwright.convert.write import Finding
 from shardwright.datasets.layout import Manifest
 from shardwright.errors import SourceError
 

@@ -18,9 +18,9 @@ from typing import Any
 import joblib
 
 from shardwright.convert.plan import ShardPlan
+from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.stats import Sums
 from shardwright.convert.store import shard_file
-from shardwright.convert.write import Finding, ShardRecord
 from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, WORK_FOLDER, Shard, ShardFile
 from shardwright.datasets.manifest import newest_version, read_manifest, versions_of
 from shardwright.errors import OutputError

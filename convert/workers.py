@@ -16,7 +16,8 @@ import joblib
 from joblib.externals.loky import ProcessPoolExecutor
 
 from shardwright.convert.orphan import end_with_parent
-from shardwright.convert.write import ShardRecord, ShardTask, try_picture, write_shard
+from shardwright.convert.records import ShardRecord
+from shardwright.convert.write import ShardTask, try_picture, write_shard
 from shardwright.errors import ShardError, ShardwrightError
 
 # A worker decodes one picture at a time: more threads a worker would only get in each other's way. And a json.py in

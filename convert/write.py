@@ -8,7 +8,7 @@ import hashlib
 import warnings
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from shardwright.convert.environment import environment
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.stats import Summing, Sums
+from shardwright.convert.records import Finding, ShardRecord
+from shardwright.convert.stats import Summing
 from shardwright.convert.store import ShardWriter, shard_file, shard_writer
 from shardwright.datasets.buffers import Pixels
 from shardwright.datasets.header import look
@@ -52,47 +53,9 @@ class ShardTask:
         """Rows that the shard has if no picture is rejected."""
         return self.planned_rows or len(self.paths)
 
-    def write(self) -> "ShardRecord":
+    def write(self) -> ShardRecord:
         """See `write_shard`."""
         return write_shard(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One input that was rejected, or taken with a doubt: a line of the report.
-
-    ``verdict`` is ``rejected``, ``suspect`` or ``duplicate``. ``format`` and ``size`` (width, height) are what its
-    header claims, empty and None where that cannot be told.
-    """
-
-    id: str
-    verdict: Literal["rejected", "suspect", "duplicate"]
-    reason: str
-    message: str
-    bytes: int
-    format: str = ""
-    size: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRecord:
-    """What came of a task.
-
-    ``shard`` is None where every picture was rejected, or where ``error`` (errno, text) says what kept the
-    shard from being written, or ``damage`` what is wrong with the data set that its rows are from. ``animated``
-    counts pictures of several frames. ``temporary`` are the paths of the shard's files as yet, in their order.
-    """
-
-    number: int
-    shard: Shard | None = None
-    temporary: tuple[Path, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    sums: Sums = field(default_factory=Sums)
-    animated: int = 0
-    saved_bytes: float = 0.0
-    environment: dict[str, str] = field(default_factory=dict)
-    error: tuple[int, str] | None = None
-    damage: str = ""
 
 
 _POISON = "crash: the process that decodes it ends, by a crash in a decoder or for want of memory"

@@ -21,8 +21,9 @@ from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from PIL import Image
 
 from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, workers
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.store import shard_writer
-from shardwright.convert.write import ShardRecord, ShardTask, write_shard
+from shardwright.convert.write import ShardTask, write_shard
 from shardwright.datasets.ids import id_to_path, path_to_id
 from shardwright.datasets.layout import Storage
 from shardwright.datasets.pixels import decode
