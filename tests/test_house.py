@@ -63,8 +63,8 @@ def test_no_arrow_points_the_wrong_way(path: Path) -> None:
 
 def test_the_arrows_are_seen() -> None:
     """The test above reads something at all."""
-    found = dict(imports(ROOT / "convert" / "part.py"))
-    assert found["shardwright.datasets.manifest"] is True
+    found = dict(imports(ROOT / "convert" / "picture_build.py"))
+    assert found["shardwright.datasets.layout"] is True
     assert dict(imports(ROOT / "convert" / "workers.py"))["joblib"] is True
     assert dict(imports(ROOT / "convert" / "environment.py"))["torch"] is False
     assert "shardwright.convert.run" in dict(imports(ROOT / "shardwright" / "cli.py"))
