@@ -85,7 +85,7 @@ def build(folder: Path, images: int) -> None:
         stats=Stats((127.5,) * 3, (73.9,) * 3),
         options={"chunk_rows": CHUNK_ROWS, "compression": "lzf", "min_saving": 0.35},
     )
-    output.publish(manifest, [], "")
+    output.publish(manifest, [], None)
     output.abandon()
 
 

@@ -66,7 +66,7 @@ def write(folder: Path) -> None:
         stats=Stats((0.0,) * 3, (1.0,) * 3),
         options={"chunk_rows": 32},
     )
-    output.publish(manifest, [], "")
+    output.publish(manifest, [], None)
     output.abandon()
 
 

@@ -12,6 +12,7 @@ from shardwright.convert.build import Build
 from shardwright.convert.copying import CopyTask
 from shardwright.convert.duplicates import duplicates
 from shardwright.convert.encode import encode_chunk
+from shardwright.convert.hints import Hints
 from shardwright.convert.layouts import recorded
 from shardwright.convert.made_of import refuse_others, same_made
 from shardwright.convert.options import StoreOptions
@@ -41,8 +42,8 @@ class CopyBuild(Build):
         How its shards are laid out, how many rows each has; the rest as in `CopyTask`.
     all_rows
         Whether these are all rows of one data set, of the same pixels: then stats, report and hint stay what they are.
-    findings, hint
-        What the reports of the sources say; and what is known of the pictures' source, empty if it does not hold.
+    findings, hints
+        What the reports of the sources say; and what is known of the pictures' source, None if it does not hold.
     """
 
     source: SourceRows
@@ -55,7 +56,7 @@ class CopyBuild(Build):
     resample: Resample = "bilinear"
     all_rows: bool = False
     findings: list[Finding] = field(default_factory=list)
-    hint: str = ""
+    hints: Hints | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -116,6 +117,7 @@ class CopyBuild(Build):
                 size=self.size,
                 resample=self.resample,
                 sums=not self.all_rows,
+                decodes=self.decodes,
             )
 
     def stored_share(self, workers: Workers) -> float:
@@ -149,17 +151,15 @@ class CopyBuild(Build):
     def publish(self, manifest: Manifest) -> Manifest:
         findings = self.findings
         if not self.all_rows:
-            ids = set()
-            if any(f.verdict == "suspect" for f in findings):
-                reader = Reader(self.output.folder, manifest)
-                ids = set(reader.column("id", np.arange(manifest.rows)).tolist())
-            findings = of_kept_rows(findings, ids)
+            reader, rows = Reader(self.output.folder, manifest), np.arange(manifest.rows)
+            ids = reader.column("id", rows).tolist()
+            findings = of_kept_rows(findings, set(ids))
             if any(column.name == "source_sha256" for column in manifest.columns):
-                findings = findings + duplicates(self.output.folder, manifest)
+                findings += duplicates(ids, reader.labels(rows), reader.column("source_sha256", rows))
             manifest = replace(
                 manifest, suspect=counted(findings, "suspect"), duplicates=counted(findings, "duplicate")
             )
-        self.output.publish(manifest, findings, self.hint)
+        self.output.publish(manifest, findings, self.hints)
         return manifest
 
 

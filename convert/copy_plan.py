@@ -160,7 +160,7 @@ class CopyPlan:
         except ValueError as error:
             notes.append(f"{error}: it is not carried over")
         seed = self.manifest.seed if options.seed is None else options.seed
-        hint = Output(self.folder).fingerprint(self.manifest.version) or ""
+        hints = Output(self.folder).hints(self.manifest) if len(self.index) == len(self.rows) else None
         return CopyBuild(
             split=split,
             output=output,
@@ -182,7 +182,7 @@ class CopyPlan:
             resample=_resample_of(self.manifest),
             all_rows=self.all_rows,
             findings=findings,
-            hint=hint if len(self.index) == len(self.rows) else "",
+            hints=hints.permuted(self.index) if hints else None,
             newest=newest_of(output),
             notes=notes,
         )

@@ -49,6 +49,10 @@ class CopyTask:
         Height and width that the images are resized to; None: they stay as they are.
     sums
         Whether the sums of the pixels are wanted.
+    decodes
+        Whether the version that it is for makes pixels too: its environment is then that of all its shards.
+    ids, labels
+        Those that the rows get; None: those that they have.
     """
 
     number: int
@@ -62,6 +66,9 @@ class CopyTask:
     size: int | None
     resample: Resample
     sums: bool
+    decodes: bool = False
+    ids: tuple[str, ...] | None = None
+    labels: tuple[int, ...] | None = None
 
     def write(self) -> ShardRecord:
         """See `copy_shard`."""
@@ -130,7 +137,7 @@ class _Copy:
             temporary=tuple(temporary.values()),
             sums=self._summing.sums() if self._summing else Sums(),
             saved_bytes=self._writer.saved_bytes,
-            environment=environment_of(task.size is not None),
+            environment=environment_of(task.decodes),
         )
 
     def _stored(self, span: slice) -> tuple[int, StoredChunk] | None:
@@ -211,7 +218,16 @@ class _Copy:
         return None if found is None else (found, span)
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        columns = {name: self._rows.column(name, self._task.index) for name in self._task.columns}
+        task = self._task
+        given: dict[str, npt.NDArray[Any]] = {}
+        if task.ids is not None:
+            given["id"] = np.array(task.ids, object)
+        if task.labels is not None:
+            given["label"] = np.array(task.labels, np.int64)
+        columns = {
+            name: given[name] if name in given else self._rows.column(name, task.index)
+            for name in task.columns
+        }
         if self._task.size is not None:
             columns["crc32"] = np.array(self._crcs, np.uint32)
         return columns

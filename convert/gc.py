@@ -23,7 +23,7 @@ from shardwright.errors import FormatError, OutputError, ShardwrightError, Usage
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _REPORT = re.compile(r"report-(\d{6,})\.jsonl")
-_HINTS = re.compile(r"source-(\d{6,})\.json")
+_HINTS = re.compile(r"source-(\d{6,})\.npz")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from shardwright.convert.hints import Hints
 from shardwright.convert.records import Finding
 from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER, Manifest, report_name
@@ -176,13 +177,12 @@ class Output:
             self.unfinished.place(file)
         sync_folder(self.folder / SHARDS_FOLDER)
 
-    def publish(self, manifest: Manifest, findings: Sequence[Finding], fingerprint: str) -> None:
+    def publish(self, manifest: Manifest, findings: Sequence[Finding], hints: Hints | None) -> None:
         """Write report and manifest of a version whose shards are placed: from then on readers see it."""
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
-        replace_file(
-            self._hints(manifest.version), json.dumps({"fingerprint": fingerprint}).encode(), self.state
-        )
+        if hints is not None:
+            self.remember(manifest, hints)
         write_manifest(self.folder, manifest)
         self.unfinished.forget()
 
@@ -196,16 +196,19 @@ class Output:
                 return False
         return True
 
-    def fingerprint(self, version: int) -> str | None:
-        """What the source was like when ``version`` was made; None where that is not known."""
+    def remember(self, manifest: Manifest, hints: Hints) -> None:
+        """Keep what is known of the source of ``manifest``."""
+        replace_file(self._hints(manifest.version), hints.to_bytes(manifest), self.state)
+
+    def hints(self, manifest: Manifest) -> Hints | None:
+        """What is known of the source of ``manifest``; None where nothing is."""
         try:
-            known = json.loads(self._hints(version).read_bytes())
-        except (OSError, ValueError):
+            return Hints.from_bytes(self._hints(manifest.version).read_bytes(), manifest)
+        except OSError:
             return None
-        return str(known.get("fingerprint")) if isinstance(known, dict) else None
 
     def _hints(self, version: int) -> Path:
-        return self.state / f"source-{version:06d}.json"
+        return self.state / f"source-{version:06d}.npz"
 
 
 def counted(findings: Sequence[Finding], verdict: str) -> dict[str, int]:

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardwright.convert.build import Build, newest_of
 from shardwright.convert.changes import Changes, changes
 from shardwright.convert.duplicates import duplicates
+from shardwright.convert.hints import Hints
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import decide, plan_shards
@@ -17,7 +20,8 @@ from shardwright.convert.scan import Scan
 from shardwright.convert.space import stored_share
 from shardwright.convert.workers import Workers
 from shardwright.convert.write import ShardTask
-from shardwright.datasets.layout import Manifest, columns_of, path_to_id
+from shardwright.datasets.layout import Manifest, columns_of
+from shardwright.datasets.reader import Reader
 from shardwright.errors import ShardError, ShardwrightError, SourceError
 
 
@@ -64,9 +68,11 @@ class PictureBuild(Build):
             The newest is what is asked for, but for pictures that were rejected, and ``strict`` is set.
         """
         self.newest = newest = newest_of(self.output)
+        hints = None if newest is None else self.output.hints(newest)
         unchanged = (
             newest is not None
-            and self.output.fingerprint(newest.version) == self.scan.fingerprint()
+            and hints is not None
+            and hints.fingerprint == self.scan.fingerprint()
             and self.output.holds(newest)
         )
         self.version = decide(newest, unchanged, self.options, self.inputs, str(self.output.folder))
@@ -93,14 +99,14 @@ class PictureBuild(Build):
 
     def tasks(self) -> Iterator[ShardTask]:
         for plan in self.missing:
-            paths = tuple(self.scan.paths[i] for i in plan.samples.tolist())
+            samples = plan.samples.tolist()
             yield ShardTask(
                 number=plan.number,
                 stem=plan.stem,
                 partial=self.output.work / Path(plan.stem).name,
                 root=self.scan.root,
-                paths=paths,
-                ids=tuple(map(path_to_id, paths)),
+                paths=tuple(self.scan.paths[i] for i in samples),
+                ids=tuple(self.scan.ids[i] for i in samples),
                 labels=tuple(self.scan.labels[plan.samples].tolist()),
                 options=self.options,
             )
@@ -168,16 +174,33 @@ class PictureBuild(Build):
         )
 
     def publish(self, manifest: Manifest) -> Manifest:
-        same = duplicates(self.output.folder, manifest)
+        hints = self._hints(manifest)
+        same = duplicates(hints.ids, hints.labels, hints.hashes)
         manifest = replace(manifest, duplicates=counted(same, "duplicate"))
         self.published = self.findings() + same
-        self.output.publish(manifest, self.published, self.scan.fingerprint())
+        self.output.publish(manifest, self.published, hints)
         if self.newest is not None:
             try:
                 self.changes = changes(self.output.folder, self.newest, manifest)
             except ShardError as error:
                 self.notes.append(f"what changed cannot be said: {error}")
         return manifest
+
+    def _hints(self, manifest: Manifest) -> Hints:
+        """What its pictures were, those of its rows first."""
+        rejected = {f.id for record in self.records for f in record.findings if f.verdict == "rejected"}
+        order = np.concatenate([plan.samples for plan in sorted(self.plans, key=lambda plan: plan.number)])
+        lost = np.array([self.scan.ids[k] in rejected for k in order.tolist()], bool)
+        rows = order[~lost]
+        everything = np.append(rows, order[lost])
+        return Hints(
+            fingerprint=self.scan.fingerprint(),
+            rows=len(rows),
+            ids=[self.scan.ids[k] for k in everything.tolist()],
+            stamps=self.scan.stamps().taking(everything),
+            labels=self.scan.labels[rows],
+            hashes=Reader(self.output.folder, manifest).column("source_sha256", np.arange(len(rows))),
+        )
 
 
 def _last(findings: list[Finding]) -> str:

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.convert.hints import UNKNOWN_TIME, Stamps
 from shardwright.datasets.layout import SPLIT_NAMES, path_to_id
 from shardwright.datasets.manifest import read_manifest, splits_of
 from shardwright.errors import SourceError, UsageError
@@ -48,6 +50,8 @@ _PICTURE_STARTS = (
     b"II*\0",
     b"MM\0*",
 )
+#: Clocks of files tick in up to two seconds (FAT).
+_REST_NS = 2_000_000_000
 _SYSTEM_NAMES = frozenset({"thumbs.db", "desktop.ini", "__macosx", "lost+found", "$recycle.bin"})
 
 
@@ -61,29 +65,43 @@ class Scan:
         The folder whose children are the classes.
     classes
         Class names, as ids; class number k is the k-th.
-    paths
-        Path of each sample relative to the root, as the operating system takes it, sorted by id.
+    ids, paths
+        Id of each sample, sorted; and its path relative to the root, as the operating system takes it.
     labels
         int64 (samples,): class number of each sample.
-    sizes, mtimes
-        int64 (samples,): bytes and modification time in ns of each file.
+    sizes, mtimes, ctimes
+        int64 (samples,): bytes, and times in ns of the last modification and of the last change of any kind.
     no_class
         Ids of pictures that lie directly under the root.
+    too_new
+        Ids of those that were changed after the latest time that was asked for.
     skipped
         Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``, ``link-loop``, ``too-new``.
+    began_ns
+        When the scan began, in ns since the epoch.
     """
 
     root: Path
     classes: tuple[str, ...]
+    ids: tuple[str, ...]
     paths: tuple[str, ...]
     labels: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     mtimes: npt.NDArray[np.int64]
+    ctimes: npt.NDArray[np.int64]
     no_class: tuple[str, ...]
+    too_new: tuple[str, ...]
     skipped: dict[str, int]
+    began_ns: int
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def stamps(self) -> Stamps:
+        """By what each sample is known again. A file that was just changed may change again within the same time."""
+        changed = np.maximum(self.mtimes, self.ctimes)
+        at_rest = changed < self.began_ns - _REST_NS
+        return Stamps(self.sizes, np.where(at_rest, self.mtimes, UNKNOWN_TIME), self.ctimes)
 
     def fingerprint(self) -> str:
         """SHA-256 over the class map and each file's id, size and modification time."""
@@ -143,7 +161,7 @@ def scan(
         ``classes`` does not name.
     """
     folders = _folders(root)
-    _refuse_twins(root, folders)
+    refuse_twins(root, folders)
     names = tuple(map(path_to_id, folders)) if classes is None else tuple(classes)
     if strangers := sorted({path_to_id(f) for f in folders} - set(names)):
         raise SourceError(
@@ -152,18 +170,21 @@ def scan(
         )
     number = {name: k for k, name in enumerate(names)}
     skipped: Counter[str] = Counter()
-    rows: list[tuple[str, str, int, int, int]] = []
-    no_class = []
+    began_ns = time.time_ns()
+    rows: list[tuple[str, str, int, int, int, int]] = []
+    no_class, too_new = [], []
     for path, entry in _walk(root, skipped):
-        size, mtime, changed = _size_and_times(entry)
-        if latest_ns is not None and changed > latest_ns:
+        size, mtime, ctime = _size_and_times(entry)
+        # A copy may be given the modification time of its original; that itself is a change.
+        if latest_ns is not None and max(mtime, ctime) > latest_ns:
             skipped["too-new"] += 1
+            too_new.append(path_to_id(path))
             continue
         top, slash, _ = path.partition("/")
         if not slash:
             no_class.append(path)
             continue
-        rows.append((path_to_id(path), path, number[path_to_id(top)], size, mtime))
+        rows.append((path_to_id(path), path, number[path_to_id(top)], size, mtime, ctime))
         if len(rows) % 1000 == 0:
             found(1000)
     found(len(rows) % 1000)
@@ -171,19 +192,23 @@ def scan(
     return Scan(
         root=root,
         classes=names,
+        ids=tuple(row[0] for row in rows),
         paths=tuple(row[1] for row in rows),
         labels=np.array([row[2] for row in rows], np.int64),
         sizes=np.array([row[3] for row in rows], np.int64),
         mtimes=np.array([row[4] for row in rows], np.int64),
+        ctimes=np.array([row[5] for row in rows], np.int64),
         no_class=tuple(sorted(map(path_to_id, no_class))),
+        too_new=tuple(sorted(too_new)),
         skipped=dict(sorted(skipped.items())),
+        began_ns=began_ns,
     )
 
 
 def class_map_of(source: Path, splits: Sequence[str]) -> tuple[str, ...]:
     """The one class map of several splits: the union of their class folders, sorted by code point."""
     folders = sorted({folder for split in splits for folder in _folders(source / split)})
-    _refuse_twins(source, folders)
+    refuse_twins(source, folders)
     return tuple(map(path_to_id, folders))
 
 
@@ -297,11 +322,10 @@ def _size_and_times(entry: "os.DirEntry[str]") -> tuple[int, int, int]:
         status = entry.stat()
     except OSError:  # gone meanwhile, or a link to nowhere: reading it will say so
         return 0, 0, 0
-    # A copy may be given the modification time of its original; that itself is a change.
-    return status.st_size, status.st_mtime_ns, max(status.st_mtime_ns, status.st_ctime_ns)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _refuse_twins(root: Path, folders: Sequence[str]) -> None:
+def refuse_twins(root: Path, folders: Sequence[str]) -> None:
     """Class folders that differ only in case or Unicode form are one class on another file system."""
     forms: dict[str, str] = {}
     for name in folders:

@@ -28,7 +28,20 @@ class Sums:
         """Mean and (population) standard deviation of each channel."""
         n = self.pixels
         variances = [n * q - t * t for t, q in zip(self.total, self.squares, strict=True)]  # times n**2
-        return Stats(tuple(t / n for t in self.total), tuple(math.sqrt(v) / n for v in variances))
+        mean, std = tuple(t / n for t in self.total), tuple(math.sqrt(v) / n for v in variances)
+        return Stats(mean, std, n, tuple(self.total), tuple(self.squares))
+
+    @classmethod
+    def of(cls, stats: Stats) -> "Sums | None":
+        """The sums that ``stats`` were made of; None where they do not say."""
+        return cls(stats.pixels, list(stats.total), list(stats.squares)) if stats.pixels else None
+
+    def less(self, other: "Sums") -> "Sums":
+        """The sums without those over pixels that were among these."""
+        none = [0] * len(self.total)
+        total = [a - b for a, b in zip(self.total, other.total or none, strict=True)]
+        squares = [a - b for a, b in zip(self.squares, other.squares or none, strict=True)]
+        return Sums(self.pixels - other.pixels, total, squares)
 
 
 class Summing:

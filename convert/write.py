@@ -5,6 +5,7 @@ Nothing here raises for what a picture or a disk does: a record comes back.
 
 import errno
 import hashlib
+import os
 import warnings
 import zlib
 from contextlib import suppress
@@ -58,6 +59,7 @@ class ShardTask:
         return write_shard(self)
 
 
+_READS = 3
 _POISON = "crash: the process that decodes it ends, by a crash in a decoder or for want of memory"
 
 
@@ -137,10 +139,20 @@ def try_picture(path: Path, options: PixelOptions) -> None:
 
 
 def _read(path: Path) -> bytes:
+    """The content of a file as it was at one time: half of one picture and half of another may decode well."""
     try:
-        return path.read_bytes()
+        for _ in range(_READS):
+            with open(path, "rb") as file:
+                before = os.fstat(file.fileno())
+                data = file.read()
+                after = os.fstat(file.fileno())
+            if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+                return data
     except OSError as error:
         raise PictureError(f"unreadable: {error.strerror or error}") from error
+    raise PictureError(
+        f"unstable: it was written to each of the {_READS} times that it was read; run again later"
+    )
 
 
 class _Rows:

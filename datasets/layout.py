@@ -104,10 +104,22 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Mean and standard deviation of each channel, in grey levels 0 to 255, over all living rows."""
+    """Mean and standard deviation of each channel, in grey levels 0 to 255, over all living rows.
+
+    Attributes
+    ----------
+    mean, std
+        (channels,) each; the standard deviation is that of the population.
+    pixels, total, squares
+        What they were made of: the number of pixels, and the sums of each channel's grey levels and of their squares,
+        exact. Then a later version can add what it has, and take away what it has not. 0 and empty where not known.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    pixels: int = 0
+    total: tuple[int, ...] = ()
+    squares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +175,10 @@ class Manifest:
         return replace(self, shards=shards, rows=sum(shard.living_rows for shard in shards))
 
     def fingerprint(self) -> str:
-        """SHA-256 over the hashes of all shard files, in hex, its first 16 digits: what the data set holds."""
+        """SHA-256 over the hashes of all shard files and the dead rows, in hex, its first 16 digits: what it holds."""
         hashes = "".join(file.sha256 for shard in self.shards for file in shard.files)
-        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
+        dead = {number: shard.dead_rows for number, shard in enumerate(self.shards) if shard.dead_rows}
+        return hashlib.sha256((hashes + (repr(dead) if dead else "")).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """The text of the manifest file: sorted by nothing but the order of the fields, one final newline."""

@@ -200,6 +200,12 @@ def _parse(found: Any) -> Manifest:
     channels = next(c.shape[2] for c in columns if c.kind == "image")
     if not len(mean) == len(std) == channels or not all(0 <= level <= 255 for level in mean + std):
         raise ValueError(f"stats: expected mean and std of {channels} channels, in grey levels 0 to 255")
+    pixels, sums = (
+        stats.count("pixels", default=0),
+        (stats.list("total", int, []), stats.list("squares", int, [])),
+    )
+    if any(len(each) != channels * (pixels > 0) for each in sums):
+        raise ValueError(f"stats: expected total and squares of {channels} channels beside pixels")
     options = _Entry(entry.get("options", dict, {}), "options")
     options.count("chunk_rows", least=1, default=1)
     source = _Entry(entry.get("source", dict, {}), "source")
@@ -212,7 +218,7 @@ def _parse(found: Any) -> Manifest:
         columns=columns,
         shards=shards,
         seed=entry.get("seed", int, 0),
-        stats=Stats(tuple(mean), tuple(std)),
+        stats=Stats(tuple(mean), tuple(std), pixels, *map(tuple, sums)),
         rejected=entry.counts("rejected"),
         suspect=entry.counts("suspect"),
         duplicates=entry.counts("duplicates"),

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from shardwright.errors import UsageError
-from shardwright.group import AS_JSON, DEBUG, FOLDER, show
+from shardwright.group import AS_JSON, DEBUG, FOLDER, WITH_REJECTS, show
 
 JOBS = click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
 NEW_VERSION = click.option("--new-version", is_flag=True, help="Let what is made otherwise follow in OUT.")
@@ -178,6 +178,41 @@ def split(
     _print(done, as_json)
 
 
+@click.command()
+@click.argument("source", type=FOLDER, metavar="SRC")
+@click.argument("out", type=FOLDER, metavar="OUT")
+@click.option(
+    "--allow-shrink", is_flag=True, help="Follow a source that lost more than half of its pictures."
+)
+@click.option(
+    "--newer-than-grace",
+    type=float,
+    default=0.0,
+    metavar="SECONDS",
+    help="Leave pictures that were changed within the last SECONDS for the next run.",
+)
+@click.option("--new-version", is_flag=True, help="Give up the unfinished run of another command.")
+@JOBS
+@DRY_RUN
+@AS_JSON
+@DEBUG
+def sync(source: Path, out: Path, *, as_json: bool, dry_run: bool, **options: Any) -> None:
+    """Bring the data set OUT, or each of its splits, up to date with the pictures in SRC.
+
+    New and changed pictures come in new shards, rows of pictures that are gone are marked dead, nothing is rewritten:
+    one new version. Class numbers stay, new classes follow. Exit codes as of convert.
+    """
+    from shardwright.convert import progress
+    from shardwright.convert import sync as of
+
+    wanted = of.SyncOptions(**options)
+    call = of.dry_run if dry_run else of.sync
+    done = call(source, out, wanted, progress.for_stream())
+    _print(done, as_json)
+    if any(each.rejected and each.made for each in done.values()):
+        click.get_current_context().exit(WITH_REJECTS)
+
+
 def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show({split: each.as_json() for split, each in found.items()}, True, list)
@@ -185,4 +220,4 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         show(found, False, lambda each: each.in_words())
 
 
-COMMANDS = (reshard, merge, split)
+COMMANDS = (reshard, merge, split, sync)

@@ -1,0 +1,315 @@
+"""A data set that is being brought up to date: its shards stay, rows of them go, new shards come."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.convert.build import Build
+from shardwright.convert.copying import CopyTask
+from shardwright.convert.duplicates import duplicates
+from shardwright.convert.hints import Hints, Stamps
+from shardwright.convert.options import ConvertOptions
+from shardwright.convert.output import counted
+from shardwright.convert.plan import MADE_OF, ShardPlan, differences
+from shardwright.convert.records import Finding, ShardRecord
+from shardwright.convert.rowsource import RowSource, SourceRows
+from shardwright.convert.scan import Scan
+from shardwright.convert.space import stored_share
+from shardwright.convert.stats import Summing, Sums
+from shardwright.convert.sync_plan import SyncPlan
+from shardwright.convert.workers import Task, Workers
+from shardwright.convert.write import ShardTask
+from shardwright.datasets.layout import SHARDS_FOLDER, Manifest, Shard
+from shardwright.datasets.reader import Reader
+from shardwright.datasets.rows import Index, RowMap
+from shardwright.errors import ShardwrightError, SourceError
+
+#: Images that are read together to take their sums.
+_TOGETHER = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncBuild(Build):
+    """A data set that is being brought up to date.
+
+    Attributes
+    ----------
+    scan, options
+        What was found of its source, in a class map with new classes behind the old; and how pictures become rows.
+    before, known, plan
+        Its newest version; what was known of its source then; and what became of that.
+    findings_before
+        What the report of that version says.
+    published
+        What was found in the version that was published.
+    """
+
+    scan: Scan
+    options: ConvertOptions
+    before: Manifest
+    known: Hints
+    plan: SyncPlan
+    findings_before: Sequence[Finding] = ()
+    published: list[Finding] = field(default_factory=list)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.options.image_shape
+
+    @property
+    def decodes(self) -> bool:
+        return len(self.plan.fresh) > 0
+
+    def decide(self) -> None:
+        """Say which version it will be, and of which new shards.
+
+        Raises
+        ------
+        SourceError
+            More than half of the rows would go, without ``allow_shrink``.
+        """
+        self.newest = self.before
+        if self.plan.is_empty and self.before.classes == self.scan.classes:
+            return
+        self._refuse_loss(len(self.plan.kept) + len(self.plan.fresh) + len(self.plan.moved))
+        self.version = self.before.version + 1
+        # As many rows as the other shards have: the whole decides, not the little that comes.
+        rows = self.options.store.rows_per_shard(
+            len(self.plan.kept) + len(self.plan.fresh) + len(self.plan.moved), self.options.row_bytes
+        )
+        order = np.random.Generator(np.random.PCG64([self.options.seed, self.version]))
+        kinds = (self.plan.fresh[order.permutation(len(self.plan.fresh))], self.plan.moved)
+        shards = [kind[start : start + rows] for kind in kinds for start in range(0, len(kind), rows)]
+        self.plans = [
+            ShardPlan(number, f"{SHARDS_FOLDER}/{self.version:06d}-{number:05d}", places)
+            for number, places in enumerate(shards)
+        ]
+
+    def _refuse_loss(self, rows: int) -> None:
+        if rows and (2 * rows >= self.before.rows or self.options.allow_shrink):
+            return
+        raise SourceError(
+            f"{rows} of the {self.before.rows} rows of version {self.before.version} of '{self.output.folder}' would "
+            f"be left: '{self.scan.root}' has {len(self.scan)} pictures. Nothing was published. "
+            + ("If that is meant, use --allow-shrink" if rows else "Is its disk mounted?")
+        )
+
+    def request(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "options": dict(self.before.options),
+            "source": {
+                MADE_OF: {"command": "sync", "options": {}},
+                "scan": self.scan.fingerprint(),
+                "before": self.before.fingerprint(),
+                "rows": [plan.samples.tolist() for plan in self.plans],
+            },
+        }
+
+    def tasks(self) -> Iterator[Task]:
+        for plan in self.missing:
+            places = plan.samples.tolist()
+            partial = self.output.work / Path(plan.stem).name
+            ids = tuple(self.scan.ids[at] for at in places)
+            labels = tuple(self.scan.labels[plan.samples].tolist())
+            if self._is_moved(plan):
+                yield CopyTask(
+                    number=plan.number,
+                    stem=plan.stem,
+                    partial=partial,
+                    sources=(RowSource(self.output.folder, self.before.version),),
+                    index=self._moved_from(plan),
+                    columns=tuple(c.name for c in self.before.columns if c.kind != "image"),
+                    store=self.options.store,
+                    same_saving=True,
+                    size=None,
+                    resample="bilinear",
+                    sums=True,
+                    decodes=self.decodes,
+                    ids=ids,
+                    labels=labels,
+                )
+            else:
+                yield ShardTask(
+                    number=plan.number,
+                    stem=plan.stem,
+                    partial=partial,
+                    root=self.scan.root,
+                    paths=tuple(self.scan.paths[at] for at in places),
+                    ids=ids,
+                    labels=labels,
+                    options=self.options,
+                )
+
+    def _is_moved(self, plan: ShardPlan) -> bool:
+        return bool(np.isin(plan.samples[0], self.plan.moved))
+
+    def _moved_from(self, plan: ShardPlan) -> Index:
+        found: Index = self.plan.moved_from[np.searchsorted(self.plan.moved, plan.samples)]
+        return found
+
+    def stored_share(self, workers: Workers) -> float:
+        task = next((task for task in self.tasks() if isinstance(task, ShardTask)), None)
+        if task is not None:
+            with suppress(
+                ShardwrightError
+            ):  # a picture that kills its process is found when its shard is written
+                return workers.call(stored_share, task)
+        return 1.0
+
+    def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
+        whole = record.shard is not None and record.shard.rows == len(plan.samples)
+        return whole or not self._is_moved(plan)
+
+    def findings(self) -> list[Finding]:
+        """What is rejected or suspect: of rows that stay as they were, and of new ones."""
+        stay = {self.known.ids[row] for row in self.plan.kept.tolist()}
+        moved = dict(
+            zip(
+                (self.known.ids[row] for row in self.plan.moved_from.tolist()),
+                (self.scan.ids[at] for at in self.plan.moved.tolist()),
+                strict=True,
+            )
+        )
+        rejected = {self.scan.ids[at] for at in self.plan.rejected.tolist()}
+        found = [
+            Finding(id, "rejected", "no-class", "it lies directly under the root, in no class folder", 0)
+            for id in self.scan.no_class
+        ]
+        for finding in self.findings_before:
+            if finding.verdict == "suspect" and finding.id in stay:
+                found.append(finding)
+            elif finding.verdict == "suspect" and finding.id in moved:
+                found.append(replace(finding, id=moved[finding.id]))
+            elif finding.verdict == "rejected" and finding.id in rejected:
+                found.append(finding)
+        return found + [finding for record in self.records for finding in record.findings]
+
+    def manifest(self) -> Manifest:
+        records, sums, environment = self.finished()
+        new = [record.shard for record in records if record.shard is not None]
+        rows = len(self.plan.kept) + sum(shard.rows for shard in new)
+        findings = self.findings()
+        self._refuse_loss(rows)
+        sums.merge(self._sums_of_kept())
+        source = dict(self.before.source)
+        made_by = source.get("pixels_environment", dict(self.before.environment))
+        environments = made_by if isinstance(made_by, list) else [made_by]
+        if environment and environment not in environments:
+            if self.decodes:
+                self._note_other_environment(environments[-1], environment)
+            environments = [*environments, environment]
+        return replace(
+            self.before,
+            version=self.version or 1,
+            rows=rows,
+            classes=self.scan.classes,
+            shards=(*self._shards_of_kept(), *new),
+            stats=sums.stats(),
+            rejected=counted(findings, "rejected"),
+            suspect=counted(findings, "suspect"),
+            skipped=self.scan.skipped,
+            source={
+                **{key: value for key, value in source.items() if key != MADE_OF},
+                "files": len(self.scan) + len(self.scan.no_class),
+                "bytes": int(self.scan.sizes.sum()),
+                "pixels_environment": environments[0] if len(environments) == 1 else environments,
+                "synced_from": self.before.version,
+            },
+            environment=environment or self.before.environment,
+        )
+
+    def _note_other_environment(self, before: Any, now: dict[str, str]) -> None:
+        different = "; ".join(differences(before if isinstance(before, dict) else {}, now))
+        self.notes.append(
+            f"new pictures were decoded in another environment than the ones before, and may differ by a grey level: "
+            f"{different}. `shardwright convert --new-version` makes all of them alike"
+        )
+
+    def _shards_of_kept(self) -> list[Shard]:
+        """The shards that are there, with the rows that go marked; without those of which no row is left."""
+        rows = RowMap(self.before.shards)
+        slots = rows.slot_of(self.plan.dead)
+        where = rows.shard_of(slots)
+        shards = []
+        for number, shard in enumerate(self.before.shards):
+            dead = (slots[where == number] - rows.first_slot[number]).tolist()
+            if len(dead) < shard.living_rows:
+                shards.append(replace(shard, dead_rows=tuple(sorted((*shard.dead_rows, *dead)))))
+        return shards
+
+    def _sums_of_kept(self) -> Sums:
+        """The sums over the rows that stay: those of the version before without the rows that go, where it has them."""
+        sums = Sums.of(self.before.stats)
+        if sums is not None and len(self.plan.dead) < len(self.plan.kept):
+            return sums.less(self._sums_of(self.plan.dead))
+        return self._sums_of(self.plan.kept)
+
+    def _sums_of(self, index: Index) -> Sums:
+        rows = SourceRows([RowSource(self.output.folder, self.before.version)], [self.before])
+        summing = Summing(self.image_shape)
+        pixels = np.empty((_TOGETHER, *self.image_shape), np.uint8)
+        for start in range(0, len(index), _TOGETHER):
+            some = index[start : start + _TOGETHER]
+            rows.images(some, pixels[: len(some)].reshape(len(some), -1))
+            for image in pixels[: len(some)]:
+                summing.add(image)
+        return summing.sums()
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        hints = self._hints(manifest)
+        same = duplicates(hints.ids, hints.labels, hints.hashes)
+        manifest = replace(manifest, duplicates=counted(same, "duplicate"))
+        self.published = self.findings() + same
+        self.output.publish(manifest, self.published, hints)
+        return manifest
+
+    def hints_of_unchanged(self) -> Hints:
+        """What is known now of the source of a version that stays the newest."""
+        return self._hints(self.before)
+
+    def _hints(self, manifest: Manifest) -> Hints:
+        lost = {f.id for record in self.records for f in record.findings if f.verdict == "rejected"}
+        made = np.concatenate([np.empty(0, np.int64), *(plan.samples for plan in self.plans)])
+        is_lost = np.array([self.scan.ids[at] in lost for at in made.tolist()], bool)
+        new = made[~is_lost]
+        rejected = np.concatenate([self.plan.rejected, made[is_lost]])
+        stamps, kept = self.scan.stamps(), self.plan.kept
+        # A picture that is too new, or cannot be read, is what was known of it.
+        seen = self.plan.kept_at >= 0
+        seen &= ~np.isin(kept, self.plan.unreadable)
+        behind = [stamps.taking(places) for places in (new, rejected)]
+        front = self.known.stamps.taking(kept)
+        now = stamps.taking(self.plan.kept_at[seen])
+        for name in ("sizes", "mtimes", "ctimes"):
+            getattr(front, name)[seen] = getattr(now, name)
+        every = [front, *behind]
+        return Hints(
+            fingerprint=self.scan.fingerprint(),
+            rows=manifest.rows,
+            ids=[
+                *(self.known.ids[row] for row in kept.tolist()),
+                *(self.scan.ids[at] for at in (*new.tolist(), *rejected.tolist())),
+            ],
+            stamps=Stamps(
+                *(
+                    np.concatenate([getattr(each, name) for each in every])
+                    for name in ("sizes", "mtimes", "ctimes")
+                )
+            ),
+            labels=np.concatenate([self.known.labels[kept], self.scan.labels[new]]),
+            hashes=self._hashes(manifest),
+        )
+
+    def _hashes(self, manifest: Manifest) -> npt.NDArray[np.uint8]:
+        """SHA-256 of each row's picture: known of those that stay, of new ones in their shards."""
+        kept = self.known.hashes[self.plan.kept]
+        if len(kept) == manifest.rows:
+            return kept
+        reader = Reader(self.output.folder, manifest)
+        return np.concatenate([kept, reader.column("source_sha256", np.arange(len(kept), manifest.rows))])
