@@ -18,6 +18,8 @@ from shardwright.datasets.rows import Index
 Int64 = npt.NDArray[np.int64]
 #: A time that no file has: it is to be looked at again, whatever its times are.
 UNKNOWN_TIME = -(1 << 63)
+#: Clocks of files tick in up to two seconds (FAT).
+_REST_NS = 2_000_000_000
 _KEYS = ("fingerprint", "of", "rows", "ids", "sizes", "mtimes", "ctimes", "labels", "hashes")
 
 
@@ -40,6 +42,14 @@ class Stamps:
         """Those at ``index``."""
         return Stamps(self.sizes[index], self.mtimes[index], self.ctimes[index])
 
+    def at_rest(self, began_ns: int) -> npt.NDArray[np.bool_]:
+        """(n,): whether each file had not been changed for a while when they were taken.
+
+        One that had may change again within the same tick of its clock.
+        """
+        at_rest: npt.NDArray[np.bool_] = np.maximum(self.mtimes, self.ctimes) < began_ns - _REST_NS
+        return at_rest
+
     def same(self, other: "Stamps") -> npt.NDArray[np.bool_]:
         """(n,): whether each file is what ``other`` says of it."""
         same: npt.NDArray[np.bool_] = (
@@ -58,6 +68,9 @@ class Hints:
         Of the scan of the whole source, see `Scan.fingerprint`; empty where it does not hold.
     rows
         How many of them are rows.
+    began_ns
+        When the scan began, in ns since the epoch. It is the time of the file that they are in, whose content does not
+        depend on it.
     ids, stamps
         Of all n of them.
     labels, hashes
@@ -65,11 +78,16 @@ class Hints:
     """
 
     fingerprint: str
+    began_ns: int
     rows: int
     ids: Sequence[str]
     stamps: Stamps
     labels: Int64
     hashes: npt.NDArray[np.uint8]
+
+    def is_certain(self) -> npt.NDArray[np.bool_]:
+        """(n,): whether a file of the same stamps is the same."""
+        return self.stamps.at_rest(self.began_ns)
 
     def permuted(self, index: Index) -> "Hints":
         """Those of a data set whose row k is the row ``index[k]`` of this one, all of them."""
@@ -100,7 +118,7 @@ class Hints:
         return file.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, manifest: Manifest) -> "Hints | None":
+    def from_bytes(cls, data: bytes, began_ns: int, manifest: Manifest) -> "Hints | None":
         """What `to_bytes` wrote for the same version; None for anything else."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -108,6 +126,7 @@ class Hints:
             ids = found["ids"].tobytes().decode().split("\0") if found["ids"].size else []
             hints = cls(
                 found["fingerprint"].tobytes().decode(),
+                began_ns,
                 int(found["rows"]),
                 ids,
                 Stamps(found["sizes"], found["mtimes"], found["ctimes"]),

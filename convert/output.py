@@ -198,12 +198,15 @@ class Output:
 
     def remember(self, manifest: Manifest, hints: Hints) -> None:
         """Keep what is known of the source of ``manifest``."""
-        replace_file(self._hints(manifest.version), hints.to_bytes(manifest), self.state)
+        path = self._hints(manifest.version)
+        replace_file(path, hints.to_bytes(manifest), self.state)
+        os.utime(path, ns=(hints.began_ns, hints.began_ns))
 
     def hints(self, manifest: Manifest) -> Hints | None:
         """What is known of the source of ``manifest``; None where nothing is."""
+        path = self._hints(manifest.version)
         try:
-            return Hints.from_bytes(self._hints(manifest.version).read_bytes(), manifest)
+            return Hints.from_bytes(path.read_bytes(), path.stat().st_mtime_ns, manifest)
         except OSError:
             return None
 

@@ -195,9 +195,10 @@ class PictureBuild(Build):
         everything = np.append(rows, order[lost])
         return Hints(
             fingerprint=self.scan.fingerprint(),
+            began_ns=self.scan.began_ns,
             rows=len(rows),
             ids=[self.scan.ids[k] for k in everything.tolist()],
-            stamps=self.scan.stamps().taking(everything),
+            stamps=self.scan.stamps.taking(everything),
             labels=self.scan.labels[rows],
             hashes=Reader(self.output.folder, manifest).column("source_sha256", np.arange(len(rows))),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.convert.hints import UNKNOWN_TIME, Stamps
+from shardwright.convert.hints import Stamps
 from shardwright.datasets.layout import SPLIT_NAMES, path_to_id
 from shardwright.datasets.manifest import read_manifest, splits_of
 from shardwright.errors import SourceError, UsageError
@@ -50,8 +50,6 @@ _PICTURE_STARTS = (
     b"II*\0",
     b"MM\0*",
 )
-#: Clocks of files tick in up to two seconds (FAT).
-_REST_NS = 2_000_000_000
 _SYSTEM_NAMES = frozenset({"thumbs.db", "desktop.ini", "__macosx", "lost+found", "$recycle.bin"})
 
 
@@ -97,11 +95,10 @@ class Scan:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
     def stamps(self) -> Stamps:
-        """By what each sample is known again. A file that was just changed may change again within the same time."""
-        changed = np.maximum(self.mtimes, self.ctimes)
-        at_rest = changed < self.began_ns - _REST_NS
-        return Stamps(self.sizes, np.where(at_rest, self.mtimes, UNKNOWN_TIME), self.ctimes)
+        """By what each sample is known again."""
+        return Stamps(self.sizes, self.mtimes, self.ctimes)
 
     def fingerprint(self) -> str:
         """SHA-256 over the class map and each file's id, size and modification time."""

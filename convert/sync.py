@@ -93,9 +93,7 @@ def sync(
             if not options.new_version:
                 each.refuse_unfinished()
             if each.version is None:  # then the next run need not read again what was read now
-                hints = each.hints_of_unchanged()
-                if hints.to_bytes(each.before) != each.known.to_bytes(each.before):
-                    each.output.remember(each.before, hints)
+                each.remember()
         return builds
 
     made = build(out, splits, decide, options, progress, "sync")
@@ -236,6 +234,7 @@ def _known_by_shards(folder: Path, manifest: Manifest) -> Hints:
     index = np.arange(len(rows))
     return Hints(
         fingerprint="",
+        began_ns=0,
         rows=len(rows),
         ids=rows.column("id", index).tolist(),
         stamps=Stamps(*(np.full(len(rows), value) for value in (-1, UNKNOWN_TIME, UNKNOWN_TIME))),

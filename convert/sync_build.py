@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardwright.convert.build import Build
 from shardwright.convert.copying import CopyTask
 from shardwright.convert.duplicates import duplicates
-from shardwright.convert.hints import Hints, Stamps
+from shardwright.convert.hints import UNKNOWN_TIME, Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import MADE_OF, ShardPlan, differences
@@ -269,9 +269,12 @@ class SyncBuild(Build):
         self.output.publish(manifest, self.published, hints)
         return manifest
 
-    def hints_of_unchanged(self) -> Hints:
-        """What is known now of the source of a version that stays the newest."""
-        return self._hints(self.before)
+    def remember(self) -> None:
+        """Where the newest version stays: keep what is known of its source now, if that is more than was known."""
+        now = self._hints(self.before)
+        certain = self.known.is_certain()
+        if now.to_bytes(self.before) != self.known.to_bytes(self.before) or not certain.all():
+            self.output.remember(self.before, now)
 
     def _hints(self, manifest: Manifest) -> Hints:
         lost = {f.id for record in self.records for f in record.findings if f.verdict == "rejected"}
@@ -279,18 +282,20 @@ class SyncBuild(Build):
         is_lost = np.array([self.scan.ids[at] in lost for at in made.tolist()], bool)
         new = made[~is_lost]
         rejected = np.concatenate([self.plan.rejected, made[is_lost]])
-        stamps, kept = self.scan.stamps(), self.plan.kept
+        stamps, kept = self.scan.stamps, self.plan.kept
         # A picture that is too new, or cannot be read, is what was known of it.
         seen = self.plan.kept_at >= 0
         seen &= ~np.isin(kept, self.plan.unreadable)
         behind = [stamps.taking(places) for places in (new, rejected)]
         front = self.known.stamps.taking(kept)
+        front.mtimes[~self.known.is_certain()[kept]] = UNKNOWN_TIME
         now = stamps.taking(self.plan.kept_at[seen])
         for name in ("sizes", "mtimes", "ctimes"):
             getattr(front, name)[seen] = getattr(now, name)
         every = [front, *behind]
         return Hints(
             fingerprint=self.scan.fingerprint(),
+            began_ns=self.scan.began_ns,
             rows=manifest.rows,
             ids=[
                 *(self.known.ids[row] for row in kept.tolist()),

@@ -66,7 +66,8 @@ def plan_sync(hints: Hints, scan: Scan, digests: Digests) -> SyncPlan:
     is_known = then >= 0
     was_row = is_known & (then < hints.rows)
     same = np.zeros(len(scan), bool)
-    same[is_known] = scan.stamps().taking(np.flatnonzero(is_known)).same(hints.stamps.taking(then[is_known]))
+    same[is_known] = scan.stamps.taking(np.flatnonzero(is_known)).same(hints.stamps.taking(then[is_known]))
+    same[is_known] &= hints.is_certain()[then[is_known]]
     same_class = np.zeros(len(scan), bool)
     same_class[was_row] = hints.labels[then[was_row]] == scan.labels[was_row]
 
