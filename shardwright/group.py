@@ -37,7 +37,15 @@ class Group(click.Group):
         except (KeyboardInterrupt, _Terminated) as error:
             terminated = isinstance(error, _Terminated)
             what = "terminated" if terminated else "interrupted"
-            goes_on = ctx.invoked_subcommand in ("convert", "gc", "merge", "repair", "reshard", "split")
+            goes_on = ctx.invoked_subcommand in (
+                "convert",
+                "export",
+                "gc",
+                "merge",
+                "repair",
+                "reshard",
+                "split",
+            )
             how = "; the same command goes on where this one was" if goes_on else ""
             click.echo(f"shardwright: {what}{how}", err=True)
             ctx.exit(TERMINATED if terminated else INTERRUPTED)

@@ -20,7 +20,7 @@ MAY_KNOW = {
     "shardwright": {"shardwright"},
 }
 #: Modules of the front door that are above all rooms, and what of it the rooms may know.
-ABOVE = {"cli", "__main__", "resharding"}
+ABOVE = {"cli", "__main__", "resharding", "exporting"}
 KNOWN_TO_ALL = {"shardwright", "shardwright.errors"}
 
 name_of = "{0.parent.name}/{0.name}".format
@@ -97,6 +97,7 @@ Python = Callable[..., Any]
         "shardwright",
         "shardwright.convert",
         "shardwright.convert.run",
+        "shardwright.convert.export",
         "shardwright.convert.gc",
         "shardwright.convert.repair",
         "shardwright.convert.merge",
