@@ -1,7 +1,8 @@
 """What exported pictures are called: pure functions from ids, labels and class map to paths in a folder.
 
 A picture goes to ``<class>/<rest of its id>``, its ending replaced by one that is true of the new file. Where two would
-be called the same, both keep their old ending before the new one; where that does not help, their whole id.
+be called the same, both keep their old ending before the new one; where that does not help, their whole id; and where
+that does not either, a part of its hash.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from shardwright.errors import FormatError, OutputError
 #: The class map beside the pictures: class number k is the k-th line.
 CLASSES_FILE = "classes.txt"
 _WAY_OUT = "`--to webdataset` takes any id and class name"
-_SHORT, _WITH_OLD_ENDING, _WHOLE_ID = range(3)
+_SHORT, _WITH_OLD_ENDING, _WHOLE_ID, _MARKED = range(4)
 
 
 def class_folders(classes: Sequence[str], used: Iterable[int], longest: int) -> list[str | None]:
@@ -114,12 +115,10 @@ def picture_paths(
     paths = [path(row, _SHORT) for row in range(len(ids))]
     levels: dict[int, int] = {}
     while contested := _contested(paths):
-        movable = [row for row in contested if levels.get(row, _SHORT) < _WHOLE_ID]
+        movable = [row for row in contested if levels.get(row, _SHORT) < _MARKED]
         if not movable:
             named = ids[contested[0]]
-            raise FormatError(
-                f"id {named!r} stands twice, or is also a folder of another: the pictures would be one file. {_WAY_OUT}"
-            )
+            raise FormatError(f"id {named!r} stands twice: the pictures would be one file. {_WAY_OUT}")
         for row in movable:
             levels[row] = levels.get(row, _SHORT) + 1
             paths[row] = path(row, levels[row])
@@ -140,13 +139,17 @@ def _path(id: str, folder: str, ending: str, longest: int, level: int) -> str:
     stem, suffix = os.path.splitext(name)
     stem = stem if level == _SHORT and suffix.lower() in PICTURE_SUFFIXES else name
     raw = os.fsencode(stem)
-    if len(raw) + len(ending) > longest:
+    if level == _MARKED or len(raw) + len(ending) > longest:
         mark = "~" + hashlib.sha256(id.encode()).hexdigest()[:8]
-        raw = raw[: longest - len(mark) - len(ending)]
-        while raw and raw[-1] & 0xC0 == 0x80:  # not in the middle of a character
-            raw = raw[:-1]
-        stem = os.fsdecode(raw[:-1] if raw and raw[-1] >= 0xC0 else raw) + mark
+        stem = os.fsdecode(_cut(raw, longest - len(mark) - len(ending))) + mark
     return "/".join([folder, *parts, stem + ending])
+
+
+def _cut(raw: bytes, longest: int) -> bytes:
+    """At most ``longest`` bytes of ``raw``, not cut in the middle of a character of UTF-8."""
+    while longest < len(raw) and raw[longest] & 0xC0 == 0x80:
+        longest -= 1
+    return raw[:longest]
 
 
 def _contested(paths: Sequence[str]) -> list[int]:

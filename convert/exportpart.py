@@ -35,7 +35,7 @@ from shardwright.datasets.layout import Manifest
 from shardwright.errors import OutputError, named
 
 #: Bytes of pixels of the pictures that one worker makes before they count as finished.
-_UNIT_BYTES = 64 << 20
+_UNIT_BYTES = 32 << 20
 #: A small data set is not cut into more tars than that.
 _LEAST_TAR_ROWS = 32
 #: Rows that are encoded to know how many go into a tar, and whether there is room.
