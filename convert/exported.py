@@ -72,7 +72,7 @@ class Exported:
         of = f"version {self.manifest.version} of '{self.source}'"
         what = counted_words(rows, f"{kind} file")
         if self.options.to == "webdataset":
-            what = f"{counted_words(rows, 'sample')} with {kind} in {counted_words(files, 'tar')}"
+            what = f"{counted_words(rows, 'sample')} with {kind} in {counted_words(files, 'tar shard')}"
         if not self.made:
             return [f"'{self.folder}' is up to date: {what} from {of}. Nothing to do."]
         size = f"{self.bytes / 1e6:.1f} MB"
@@ -83,7 +83,7 @@ class Exported:
             f"  {self.seconds:.1f} s, {self.written / max(self.seconds, 1e-9):.0f} images/s; {size}",
         ]
         if self.options.to == "webdataset":
-            numbers = f"{{000000..{files - 1:06d}}}" if files > 1 else "000000"
+            numbers = f"{{000000..{files - 1:06d}}}"
             lines.append(f'  webdataset.WebDataset("{self.folder}/{self.split or "data"}-{numbers}.tar")')
         if self.resumed:
             lines.append(f"  {self.resumed} rows had been written by a run that did not come to its end")
