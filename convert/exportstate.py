@@ -139,8 +139,8 @@ class ExportState:
         self._forget_work()
         self.work.mkdir(parents=True)
         self.tree.mkdir(exist_ok=True)
-        found = (_unit_at(path) for path in self._records())
-        return sorted((unit for unit in found if unit is not None), key=lambda unit: unit.number)
+        found = [(path, _unit_at(path)) for path in self._records()]
+        return [unit for path, unit in found if unit is not None and path == self._record(unit.number)]
 
     def keep(self, unit: Unit) -> None:
         """Note that a unit is finished: its files lie in the tree."""
@@ -253,7 +253,7 @@ def _unit_at(path: Path) -> Unit | None:
     except (OSError, TypeError):
         return None
     numbers = (unit.number, unit.rows, unit.bytes)
-    return unit if all(type(number) is int for number in numbers) else None
+    return unit if all(type(number) is int and number >= 0 for number in numbers) else None
 
 
 def _is_status(found: Status) -> bool:

@@ -753,7 +753,7 @@ def test_finished_units_are_not_made_again(
     assert without_lock(out) == without_lock(tmp_path / "right")
 
 
-@pytest.mark.parametrize("damage", ["file", "record", "no record", "cut record"])
+@pytest.mark.parametrize("damage", ["file", "record", "no record", "cut record", "copied record"])
 def test_what_is_not_whole_is_not_finished(
     here: None, small_units: None, tmp_path: Path, to: Any, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -772,6 +772,8 @@ def test_what_is_not_whole_is_not_finished(
             record.unlink()
         case "cut record":
             os.truncate(record, 20)
+        case "copied record":
+            shutil.copy(run / "unit-000002.json", record)
     written = units_written(monkeypatch)
     export(built.folder, out, asked)
     assert len(written) == 5
