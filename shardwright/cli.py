@@ -9,6 +9,7 @@ import click
 
 from shardwright import __version__
 from shardwright.errors import ShardwrightError
+from shardwright.exporting import export
 from shardwright.group import (
     AS_JSON,
     DEBUG,
@@ -311,5 +312,5 @@ def repair(out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, export):
     main.add_command(_command)

@@ -39,6 +39,7 @@ class Group(click.Group):
             what = "terminated" if terminated else "interrupted"
             goes_on = ctx.invoked_subcommand in (
                 "convert",
+                "export",
                 "gc",
                 "merge",
                 "repair",

@@ -51,6 +51,7 @@ def build(
     min_saving: float = 0.35,
     dead: dict[int, tuple[int, ...]] | None = None,
     telling: bool = False,
+    ids: list[str] | None = None,
 ) -> Built:
     """Write a data set of noise, in which a share ``flat`` of the chunks is of one grey level and packs well.
 
@@ -66,7 +67,7 @@ def build(
     labels = rng.integers(0, classes, rows)
     if telling:
         images = images // classes + (labels * (255 // classes)).astype(np.uint8)[:, None, None, None]
-    ids = [f"c{label}/ü {i:05d}.jpg" for i, label in enumerate(labels)]
+    ids = ids or [f"c{label}/ü {i:05d}.jpg" for i, label in enumerate(labels)]
     options = StoreOptions(storage, chunk_rows, compression=compression, min_saving=min_saving)  # type: ignore[arg-type]
     output = Output(folder)
     output.begin()

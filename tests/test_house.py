@@ -20,7 +20,7 @@ MAY_KNOW = {
     "shardwright": {"shardwright"},
 }
 #: Modules of the front door that are above all rooms, and what of it the rooms may know.
-ABOVE = {"cli", "__main__", "resharding"}
+ABOVE = {"cli", "__main__", "resharding", "exporting"}
 KNOWN_TO_ALL = {"shardwright", "shardwright.errors"}
 
 name_of = "{0.parent.name}/{0.name}".format
@@ -97,6 +97,7 @@ Python = Callable[..., Any]
         "shardwright",
         "shardwright.convert",
         "shardwright.convert.run",
+        "shardwright.convert.export",
         "shardwright.convert.gc",
         "shardwright.convert.repair",
         "shardwright.convert.merge",
@@ -188,3 +189,9 @@ def test_what_is_said_of_frameworks_names_tests_that_are_there() -> None:
     assert shown == set(re.findall(r"^def test_(\w+)\(", written, re.M))
     for name, version in re.findall(r'^    "(\w+)==([\d.]+)",$', written, re.M):
         assert re.search(rf"^## {name} \({re.escape(version)}\)$", said, re.M | re.I), name
+
+
+def test_what_is_said_of_export_names_tests_that_are_there() -> None:
+    named = named_tests((ROOT / "docs" / "export.md").read_text("utf-8"))
+    assert {file for file, _ in named} == {"test_export.py", "test_webdataset.py"}
+    assert_they_are_there(named)
