@@ -7,10 +7,10 @@ from pathlib import Path
 
 import joblib
 
-from shardwright.convert.exported import Exported
-from shardwright.convert.exportoptions import ExportOptions
-from shardwright.convert.exportpart import Part
-from shardwright.convert.exportstate import ExportState
+from shardwright.convert.export_options import ExportOptions
+from shardwright.convert.export_part import Part
+from shardwright.convert.export_state import ExportState
+from shardwright.convert.export_summary import Exported
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.output import check_paths
 from shardwright.convert.progress import ProgressMaker, Silent

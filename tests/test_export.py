@@ -27,11 +27,11 @@ from test_one_writer import everything, processes_naming
 from test_resume import wait_for_none
 from test_verify import flip
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, exporting, exportpart
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, export_part, export_task
 from shardwright.convert.export import ExportOptions, dry_run, export
-from shardwright.convert.exported import Exported
-from shardwright.convert.exportnames import class_folders, class_map_text, folders_of, picture_paths
-from shardwright.convert.exportstate import ExportState
+from shardwright.convert.export_names import class_folders, class_map_text, folders_of, picture_paths
+from shardwright.convert.export_state import ExportState
+from shardwright.convert.export_summary import Exported
 from shardwright.convert.lock import one_writer
 from shardwright.convert.merge import MergeOptions, merge
 from shardwright.convert.picturefile import PictureFile
@@ -111,7 +111,7 @@ def test_there_and_back(
     here: None, tmp_path: Path, storage: Storage, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Folder, shards, folder, shards: the same pixels, labels and number of pictures."""
-    monkeypatch.setattr(exportpart, "_UNIT_BYTES", 1)  # several units
+    monkeypatch.setattr(export_part, "_UNIT_BYTES", 1)  # several units
     tree = tree_of_pngs(tmp_path / "tree", channels)
     convert(tree, tmp_path / "shards", converting(channels, storage))
     done = only(export(tmp_path / "shards", tmp_path / "out", FOLDER))
@@ -448,13 +448,13 @@ def test_names_that_the_file_system_holds_to_be_one(
     put(tmp_path / "tree", {"a/x.png": png(1), "a/X.png": png(2), "b/\u00e9.png": png(3)})
     convert(tmp_path / "tree", tmp_path / "src", converting())
     with monkeypatch.context() as patch:
-        patch.setattr(exportpart, "_tells_apart", lambda _: False)
+        patch.setattr(export_part, "_tells_apart", lambda _: False)
         with pytest.raises(OutputError, match="are one name on the output's file system"):
             export(tmp_path / "src", tmp_path / "out", FOLDER)
     assert not (tmp_path / "out").exists()
     with monkeypatch.context() as patch:  # and where that is not found out: a file went over another
         real = os.replace
-        patch.setattr(exporting.os, "replace", lambda a, b: real(a, str(b).replace("X.png", "x.png")))
+        patch.setattr(export_task.os, "replace", lambda a, b: real(a, str(b).replace("X.png", "x.png")))
         with pytest.raises(OutputError, match="holds 3 files, 4 were written"):
             export(tmp_path / "src", tmp_path / "out", FOLDER)
     assert visible(tmp_path / "out") == {}
@@ -609,7 +609,7 @@ def test_a_damaged_row_is_named_and_nothing_is_seen(
     tmp_path: Path, storage: Storage, to: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, out = build(tmp_path / "src", storage, flat=0), tmp_path / "out"
-    monkeypatch.setattr(exportpart, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(export_part, "_UNIT_BYTES", 1)
     file = built.folder / built.manifest.shards[1].files[0].name
     whole, at = file.read_bytes(), offset_of_row(built, 1, 11)
     flip(file, at)
@@ -643,8 +643,8 @@ def test_labels_beyond_the_class_map(here: None, tmp_path: Path, to: Any) -> Non
 
 #: The command, with small units of pictures.
 PROGRAM = """
-from shardwright.convert import exportpart
-exportpart._UNIT_BYTES = 1
+from shardwright.convert import export_part
+export_part._UNIT_BYTES = 1
 from shardwright.cli import main
 main(prog_name="shardwright")
 """
@@ -706,7 +706,7 @@ def test_killed_at_random_instants(tmp_path: Path, to: str, kills: int) -> None:
 
 def stopped_after(units: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> None:
     """Export, and be interrupted once so many units are finished."""
-    real, calls = exporting._recorded, 0
+    real, calls = export_task._recorded, 0
 
     def recorded(*task: Any) -> Any:
         nonlocal calls
@@ -723,7 +723,7 @@ def stopped_after(units: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any) 
 
 def units_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by the number of each unit that is written from now on."""
-    real, found = exporting._recorded, []
+    real, found = export_task._recorded, []
 
     def recorded(number: int, write: Any) -> Any:
         found.append(number)
@@ -735,8 +735,8 @@ def units_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exportpart, "_UNIT_BYTES", 1)
-    monkeypatch.setattr(exportpart, "_LEAST_TAR_ROWS", 8)
+    monkeypatch.setattr(export_part, "_UNIT_BYTES", 1)
+    monkeypatch.setattr(export_part, "_LEAST_TAR_ROWS", 8)
 
 
 def test_finished_units_are_not_made_again(
@@ -824,7 +824,7 @@ def test_killed_while_placing(
     for steps in range(entries):
         out, left = tmp_path / f"{steps}", steps
         with monkeypatch.context() as patch:
-            patch.setattr("shardwright.convert.exportstate.os.rename", rename)
+            patch.setattr("shardwright.convert.export_state.os.rename", rename)
             with pytest.raises(KeyboardInterrupt):
                 export(built.folder, out, asked)
         assert len([name for name in os.listdir(out) if not name.startswith(".")]) == steps
@@ -913,7 +913,7 @@ def test_what_does_not_fit_is_not_begun(
 
 def test_a_worker_that_dies(tmp_path: Path, to: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "src")
-    for task in (exporting.PicturesTask, exporting.TarTask):
+    for task in (export_task.PicturesTask, export_task.TarTask):
         monkeypatch.setattr(task, "write", _end_this_process)
     with pytest.raises(ShardwrightError, match="killed or crashed 2 times: is there memory"):
         export(built.folder, tmp_path / "out", ExportOptions(to, jobs=1))

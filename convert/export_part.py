@@ -13,9 +13,7 @@ from typing import Any
 import joblib
 import numpy as np
 
-from shardwright.convert.exported import Exported
-from shardwright.convert.exporting import PicturesTask, Rows, TarTask, describe, sample, tar_bytes
-from shardwright.convert.exportnames import (
+from shardwright.convert.export_names import (
     CLASSES_FILE,
     class_folders,
     class_map_text,
@@ -24,8 +22,10 @@ from shardwright.convert.exportnames import (
     picture_paths,
     refuse_twins,
 )
-from shardwright.convert.exportoptions import ExportOptions
-from shardwright.convert.exportstate import ExportState, Status, Unit
+from shardwright.convert.export_options import ExportOptions
+from shardwright.convert.export_state import ExportState, Status, Unit
+from shardwright.convert.export_summary import Exported
+from shardwright.convert.export_task import PicturesTask, Rows, TarTask, describe, sample, tar_bytes
 from shardwright.convert.options import DEFAULT_SHARD_MIB, SMALLEST_SHARE
 from shardwright.convert.progress import ProgressMaker
 from shardwright.convert.rowsource import RowSource, SourceRows

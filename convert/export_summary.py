@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.convert.exportoptions import ExportOptions
+from shardwright.convert.export_options import ExportOptions
 from shardwright.convert.summary import counted_words
 from shardwright.datasets.layout import Manifest
 
