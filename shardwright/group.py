@@ -14,7 +14,9 @@ import click
 
 from shardwright.errors import ShardwrightError
 
-FAILED, WITH_REJECTS, INTERRUPTED, TERMINATED = 1, 3, 130, 143
+FAILED, WITH_REJECTS, LOCKED, INTERRUPTED, TERMINATED = 1, 3, 4, 130, 143
+#: Nothing was wrong, and the same command goes on: out of time, interrupted, terminated.
+STOPPED = (5, INTERRUPTED, TERMINATED)
 # More files are never open at once, and a program that closes all it may have would be slow.
 MOST_OPEN_FILES = 1 << 16
 
@@ -23,40 +25,50 @@ class Group(click.Group):
     """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.obj = {"debug": False}
+        ctx.obj = {"debug": False, "log_json": False, "quiet": False}
         try:
             with _terminable():
                 return super().invoke(ctx)
         except (ShardwrightError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output had enough
                 raise
-            if ctx.obj["debug"]:
-                traceback.print_exc()
-            click.echo(f"shardwright: {printable(str(error))}", err=True)
-            ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
-        except (KeyboardInterrupt, _Terminated) as error:
-            terminated = isinstance(error, _Terminated)
-            what = "terminated" if terminated else "interrupted"
+            if not ctx.obj["log_json"]:  # where it is an event
+                if ctx.obj["debug"]:
+                    traceback.print_exc()
+                click.echo(f"shardwright: {printable(str(error))}", err=True)
+            ctx.exit(code_of(error))
+        except (KeyboardInterrupt, Terminated) as error:
+            what = "terminated" if isinstance(error, Terminated) else "interrupted"
             goes_on = ctx.invoked_subcommand in ("convert", "gc", "merge", "repair", "reshard", "split")
             how = "; the same command goes on where this one was" if goes_on else ""
-            click.echo(f"shardwright: {what}{how}", err=True)
-            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+            if not ctx.obj["log_json"]:
+                click.echo(f"shardwright: {what}{how}", err=True)
+            ctx.exit(code_of(error))
 
 
-class _Terminated(BaseException):
+def code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with ``error``."""
+    if isinstance(error, ShardwrightError | click.ClickException | click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, Terminated):
+        return TERMINATED
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+class Terminated(BaseException):
     """SIGTERM came; by default it would end the process with its workers alive and its files in place."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Raise `_Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
+    """Raise `Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def terminate(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; cleaning up is not to be cut short
-        raise _Terminated
+        raise Terminated
 
     def interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -69,7 +81,7 @@ def _terminable() -> Iterator[None]:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except (KeyboardInterrupt, _Terminated):
+    except (KeyboardInterrupt, Terminated):
         raise  # the process is about to end, and is not to be disturbed again: nothing is restored
     except BaseException:
         _restore(before)
@@ -105,9 +117,11 @@ DEBUG = click.option(
 
 
 def show(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list[str]]) -> None:
-    """One JSON object, keyed by split where there are splits; or lines."""
+    """One JSON object, keyed by split where there are splits; or lines, but for ``--quiet``."""
     if as_json:
         click.echo(json.dumps(found[""] if list(found) == [""] else found, ensure_ascii=True))
+        return
+    if click.get_current_context().obj["quiet"]:
         return
     for split, entry in found.items():
         if split and len(found) > 1 and isinstance(entry, dict):

@@ -9,8 +9,11 @@ from click.core import ParameterSource
 
 from shardwright.errors import UsageError
 from shardwright.group import AS_JSON, DEBUG, FOLDER, show
+from shardwright.operation import Operation, operation
 
-JOBS = click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+JOBS = click.option(
+    "--jobs", type=int, help="Processes. Default: as the CPUs and memory that may be used allow."
+)
 NEW_VERSION = click.option("--new-version", is_flag=True, help="Let what is made otherwise follow in OUT.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done: rows, shards, bytes.")
 
@@ -52,10 +55,12 @@ def layout(command: Callable[..., Any]) -> Callable[..., Any]:
 @DRY_RUN
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def reshard(
     source: Path,
     out: Path | None,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     ids: Path | None,
@@ -71,7 +76,6 @@ def reshard(
     What is not given stays as SRC has it, the order of the rows too. Where the newest version is what is asked
     for, nothing is made: it may be run again and again.
     """
-    from shardwright.convert import progress
     from shardwright.convert import reshard as of
     from shardwright.convert.relayout import LayoutOptions
     from shardwright.convert.reshape import ReshardOptions
@@ -87,9 +91,9 @@ def reshard(
         jobs=jobs,
     )
     if dry_run:
-        _print(of.dry_run(source, out, wanted), as_json)
+        _print(of.dry_run(source, out, wanted), as_json, job)
     else:
-        _print(of.reshard(source, out, wanted, progress.for_stream()), as_json)
+        _print(of.reshard(source, out, wanted, job.progress), as_json, job)
 
 
 @click.command()
@@ -104,10 +108,12 @@ def reshard(
 @DRY_RUN
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def merge(
     folders: tuple[Path, ...],
     out: Path,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     seed: int,
@@ -122,7 +128,6 @@ def merge(
     Class maps are joined by name: A's numbers stay, names that A has not follow. Ids must be different.
     """
     from shardwright.convert import merge as of
-    from shardwright.convert import progress
     from shardwright.convert.relayout import LayoutOptions
 
     if keep_order and click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT:
@@ -130,10 +135,8 @@ def merge(
     wanted = of.MergeOptions(
         LayoutOptions(**options), None if keep_order else seed, prefix, new_version=new_version, jobs=jobs
     )
-    done = (
-        of.dry_run(folders, out, wanted) if dry_run else of.merge(folders, out, wanted, progress.for_stream())
-    )
-    _print({"": done}, as_json)
+    done = of.dry_run(folders, out, wanted) if dry_run else of.merge(folders, out, wanted, job.progress)
+    _print({"": done}, as_json, job)
 
 
 @click.command()
@@ -151,10 +154,12 @@ def merge(
 @DRY_RUN
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def split(
     source: Path,
     out: Path,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     by: str,
@@ -167,18 +172,18 @@ def split(
     A hash of seed and id decides: pictures stay in their part when others come. Shares are expected, of every
     class; the real ones are printed.
     """
-    from shardwright.convert import progress
     from shardwright.convert import split as of
     from shardwright.convert.selection import parse_shares
 
     wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs)
-    done = (
-        of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, progress.for_stream())
-    )
-    _print(done, as_json)
+    done = of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, job.progress)
+    _print(done, as_json, job)
 
 
-def _print(found: dict[str, Any], as_json: bool) -> None:
+def _print(found: dict[str, Any], as_json: bool, job: Operation) -> None:
+    from shardwright import outcome
+
+    job.log(outcome.of_rewrites(found.values()))
     if as_json:
         show({split: each.as_json() for split, each in found.items()}, True, list)
     else:
