@@ -135,8 +135,8 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 def _page_cache(group: Path) -> int:
     try:
-        lines = (group / "memory.stat").read_text().splitlines()
-        stat = {name: int(value) for name, value in (line.split() for line in lines)}
+        words = (group / "memory.stat").read_text().split()
+        stat = dict(zip(words[::2], map(int, words[1::2]), strict=True))
     except (OSError, ValueError):
         return 0
     prefix = "total_" if "total_inactive_file" in stat else ""  # version 1 counts inner groups apart

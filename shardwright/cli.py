@@ -17,6 +17,7 @@ from shardwright.group import (
     WITH_REJECTS,
     Group,
     allow_open_files,
+    open_closed_streams,
     show,
 )
 from shardwright.operation import Operation, operation
@@ -31,6 +32,7 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     if os.name != "posix":  # os.preadv, flock, rename over open files, fsync of folders
         raise ShardwrightError("it runs on Linux and macOS: this system has not the file calls that it needs")
+    open_closed_streams()
     allow_open_files()
 
 

@@ -1,6 +1,8 @@
 """What all commands share: errors and signals to exit codes, lines that any terminal takes, options."""
 
 import json
+import locale
+import os
 import signal
 import sys
 import threading
@@ -96,7 +98,9 @@ def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
 
 def printable(text: str) -> str:
     """``text`` in one line that any terminal or log takes."""
-    encoding = sys.stderr.encoding or "ascii"
+    encoding = getattr(sys.stderr, "encoding", None) or "ascii"
+    if locale.setlocale(locale.LC_CTYPE) == "C":  # where Python writes UTF-8 all the same
+        encoding = "ascii"
     flat = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
@@ -128,6 +132,19 @@ def show(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list
             click.echo(f"[{split}]")
         for line in in_words(entry):
             click.echo(printable(line))
+
+
+def open_closed_streams() -> None:
+    """Open the null device where stdin, stdout or stderr was closed: else a shard would get that number.
+
+    And loky starts no process without a stderr.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(fd, True)  # for workers
+    os.close(fd)
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def allow_open_files() -> None:
