@@ -38,6 +38,8 @@ BROKEN = jpeg(40, 40)[:-30]
 #: The installed command, by its whole path.
 PROGRAM = Path(sys.executable).with_name("shardwright")
 JOB = Path(".shardwright/job.json")
+ROOT = Path(__file__).parents[1]
+RUN_BOOK = (ROOT / "docs" / "operations.md").read_text("utf-8")
 
 
 @pytest.fixture
@@ -112,6 +114,17 @@ def test_values_stand_bare_where_nothing_can_be_mistaken() -> None:
     }
     assert pairs(as_pairs({"reasons": {"truncated": 2}}))["reasons"] == '{"truncated": 2}'
     assert plain(os.fsdecode(b"caf\xe9 \xc3\xbc")) == r"caf\xe9 ü"
+
+
+def test_the_run_book_lists_every_event() -> None:
+    table = re.findall(r"^\| `([a-z-]+)`(?:, `([a-z-]+)`)? \| (?:info|warning|error) \|", RUN_BOOK, re.M)
+    listed = {name for row in table for name in row if name}
+    code = "".join(
+        (ROOT / "shardwright" / f"{name}.py").read_text() for name in ("log", "operation", "outcome")
+    )
+    assert {name for name in listed if f'"{name}"' not in code} == set()
+    assert set(re.findall(r'(?:\.event|Event|_line)\(\s*"([a-z-]+)"', code)) - listed == set()
+    assert len(listed) >= 18
 
 
 def test_a_conversion_in_events(logged: Any, source: Path, out: Path) -> None:
