@@ -132,8 +132,9 @@ def read_job(state: Path) -> dict[str, Any] | None:
 
 def _remove(state: Path) -> None:
     for name in (JOB_FILE, _PARTIAL):
-        with suppress(OSError):
-            (state / name).unlink()
+        if os.path.lexists(state / name):
+            with suppress(OSError):
+                (state / name).unlink()
 
 
 def _now() -> str:
