@@ -90,7 +90,7 @@ class Operation:
         from shardwright.convert.progress import Bar, on_terminal, together
 
         self._log, self._quiet, self._debug = log, quiet, debug
-        self._job: Job = Job(plain(told))
+        self._job: Job = Job(plain({key: value for key, value in told.items() if value is not None}))
         bar = on_terminal() and not quiet and not log.in_json
         self.progress = together(Bar if bar else functools.partial(LoggedStage, log), self._job)
 

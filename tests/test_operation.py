@@ -439,6 +439,7 @@ def told(out: Path) -> Any:
 def test_what_runs_is_told_while_it_runs(running: Any, slow: Path, out: Path) -> None:
     job = _until(lambda: (told(out) or {}).get("stage") == "convert" and told(out), running)
     assert (job["command"], job["pid"], job["source"]) == ("convert", running.pid, str(slow))
+    assert "dry_run" not in job
     assert (job["total"], job["unit"], 0 <= job["done"] <= 400) == (400, "images", True)
     for key in ("since", "updated"):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", job[key])
