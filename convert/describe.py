@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.convert.lock import running_job
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.shards import finished_shard
 
@@ -45,6 +46,7 @@ def describe(folder: Path, *, files: bool = False, stats: bool = False) -> dict[
         "options": dict(manifest.options),
         "seed": manifest.seed,
         "environment": dict(manifest.environment),
+        "job": running_job(folder),
     }
     if stats:
         found["mean"], found["std"] = list(manifest.stats.mean), list(manifest.stats.std)
@@ -73,6 +75,11 @@ def in_words(found: dict[str, Any]) -> list[str]:
         f"{found['compressed_chunks']} of {found['chunks']} chunks compressed",
         "  options: " + ", ".join(f"{key}={value}" for key, value in found["options"].items()),
     ]
+    if job := found["job"]:
+        of = "" if job.get("total") is None else f" of {job['total']}"
+        far = f", {job['stage']}: {job.get('done')}{of} {job.get('unit')}" if job.get("stage") else ""
+        who = f"process {job.get('pid')} on {job.get('host')}"
+        lines.append(f"  now: {job.get('command')}, {who}, since {job.get('since')}{far}")
     for key in ("rejected", "suspect", "duplicates", "skipped"):
         if found[key]:
             lines.append(

@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 
+from shardwright.convert.jobs import decoding, jobs_allowed
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.scan import Scan
 from shardwright.datasets.pixels import decode
@@ -19,7 +19,7 @@ _DECODING_SHARE = 0.75
 
 def estimate(tree: Scan, options: ConvertOptions) -> dict[str, Any]:
     """JSON values: files, classes, skipped, shards, bytes (at most) and seconds (about)."""
-    jobs = options.jobs or joblib.cpu_count()
+    jobs = options.jobs or jobs_allowed(decoding(options.pixels.max_pixels))
     return {
         "files": len(tree),
         "classes": len(tree.classes),

@@ -36,7 +36,7 @@ def export(
     out
         A folder that is missing, empty, or holds what the same command made before.
     progress
-        Makes the progress of a stage, such as `Bar`, `Lines` or `Silent`.
+        Makes the progress of a stage, such as `Bar` or `Silent`.
 
     Raises
     ------

@@ -28,9 +28,9 @@ from shardwright.convert.export_summary import Exported
 from shardwright.convert.export_task import PicturesTask, Rows, TarTask, describe, sample, tar_bytes
 from shardwright.convert.options import DEFAULT_SHARD_MIB, SMALLEST_SHARE
 from shardwright.convert.progress import ProgressMaker
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.workers import Workers
-from shardwright.convert.write import ShardRecord
 from shardwright.datasets.layout import Manifest
 from shardwright.errors import OutputError, named
 

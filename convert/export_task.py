@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shardwright.convert.picturefile import PictureFile
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.rowsource import RowSource, SourceRows
-from shardwright.convert.write import ShardRecord
 from shardwright.datasets.buffers import aligned
 from shardwright.datasets.layout import Shard, ShardFile
 from shardwright.errors import ShardwrightError

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.convert.lock import sole_writer
+from shardwright.convert.options import UNITS
 from shardwright.convert.output import refuse_links
 from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, WORK_FOLDER, manifest_name
 from shardwright.datasets.manifest import data_sets_in, read_manifest, versions_of
 from shardwright.errors import FormatError, OutputError, ShardwrightError, UsageError
 
-_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _REPORT = re.compile(r"report-(\d{6,})\.jsonl")
 _HINTS = re.compile(r"source-(\d{6,})\.npz")
 
@@ -90,22 +90,6 @@ class Garbage:
     def bytes(self) -> int:
         """Bytes of them all."""
         return sum(self.files.values())
-
-
-def parse_age(text: str) -> float:
-    """Seconds of ``14d``, ``36h``, ``90m``, ``30s`` or ``0``.
-
-    Raises
-    ------
-    UsageError
-        It is none of these.
-    """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([dhms])", text.strip())
-    if not found and text.strip() != "0":
-        raise UsageError(
-            f"an age is {text!r}, expected a number and its unit, such as 14d, 36h, 90m or 30s; or 0"
-        )
-    return float(found[1]) * _UNITS[found[2]] if found else 0.0
 
 
 def gc(out: Path, options: GcOptions | None = None) -> dict[str, Garbage]:
@@ -298,5 +282,5 @@ def in_words(found: Garbage, dry_run: bool) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    unit = next((u for u in "dhm" if abs(seconds) >= _UNITS[u]), "s")
-    return f"{seconds / _UNITS[unit]:.1f} {unit}"
+    unit = next((u for u in "dhm" if abs(seconds) >= UNITS[u]), "s")
+    return f"{seconds / UNITS[unit]:.1f} {unit}"

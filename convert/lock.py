@@ -8,9 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from shardwright.convert.job import read_job, told_in
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
 from shardwright.errors import LockedError, OutputError
+
+# Who only looks whether somebody holds an output does so for an instant: one more try tells it from a writer.
+_TRIES = 4
+_PAUSE_SECONDS = 0.05
 
 
 @contextmanager
@@ -38,7 +44,8 @@ def one_writer(out: Path) -> Iterator[None]:
     try:
         holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%F %T %z")}
         os.pwrite(fd, json.dumps(holder).encode(), 0)
-        yield
+        with told_in(state):
+            yield
     finally:
         os.ftruncate(fd, 0)
         held = any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER))
@@ -86,12 +93,41 @@ def _folder_of_splits(out: Path) -> list[Path]:
     return [path.parent] if set(os.listdir(path.parent)) <= {*SPLIT_NAMES, WORK_FOLDER} else []
 
 
+def running_job(out: Path) -> dict[str, Any] | None:
+    """What runs on the output ``out``, as its ``job.json`` tells it; None where nobody holds it, or does not tell."""
+    state = out / WORK_FOLDER
+    job = read_job(state)
+    return job if job is not None and _is_held(state / "lock") else None
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system that knows no locks
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
 def _locked(path: Path) -> int:
+    tries = 0
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            tries += 1
+            if tries < _TRIES:
+                os.close(fd)
+                time.sleep(_PAUSE_SECONDS)
+                continue
             holder = os.pread(fd, 4096, 0)
             os.close(fd)
             raise LockedError(_who(path.parent.parent, holder)) from error

@@ -1,5 +1,6 @@
 """What a conversion may be told, in small frozen dataclasses that check themselves."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -14,6 +15,26 @@ Compression = Literal["lzf", "gzip", "none"]
 #: Bytes of pixels a shard holds by default, in MiB, where a 64th of the rows is not less.
 DEFAULT_SHARD_MIB = 256
 SMALLEST_SHARE = 64
+
+
+#: Unit of a time -> seconds.
+UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+def seconds_of(text: str, what: str) -> float:
+    """Seconds of ``14d``, ``36h``, ``90m``, ``30s`` or ``0``; ``what`` it is of, for messages.
+
+    Raises
+    ------
+    UsageError
+        It is none of these.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([dhms])", text.strip())
+    if not found and text.strip() != "0":
+        raise UsageError(
+            f"{what} is {text!r}, expected a number and its unit, such as 14d, 36h, 90m or 30s; or 0"
+        )
+    return float(found[1]) * UNITS[found[2]] if found else 0.0
 
 
 @dataclass(frozen=True, slots=True)

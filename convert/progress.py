@@ -1,7 +1,8 @@
-"""How far a conversion is, for a person at a terminal or for a log."""
+"""How far a conversion is: what is told of it, a bar for a person at a terminal, and several of them in one."""
 
 import sys
-import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -43,35 +44,6 @@ class Silent:
         """Say nothing."""
 
 
-class Lines:
-    """A line on stderr now and then, for logs: no control characters."""
-
-    seconds = 15.0
-
-    def __init__(self, stage: str, total: int | None, unit: str, done: int = 0) -> None:
-        self._stage, self._total, self._unit = stage, total, unit
-        self._done = self._before = done
-        self._start = self._said = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._say()
-
-    def update(self, more: int) -> None:
-        """Count, and say so every quarter of a minute."""
-        self._done += more
-        if time.monotonic() - self._said >= self.seconds:
-            self._say()
-
-    def _say(self) -> None:
-        self._said = time.monotonic()
-        rate = (self._done - self._before) / max(self._said - self._start, 1e-9)
-        of = f" of {self._total}" if self._total is not None else ""
-        print(f"{self._stage}: {self._done}{of} {self._unit}, {rate:.0f} {self._unit}/s", file=sys.stderr)
-
-
 class Bar:
     """A tqdm bar on stderr."""
 
@@ -89,6 +61,42 @@ class Bar:
         self._bar.update(more)
 
 
+class _Several:
+    """The progress of one stage, told to several."""
+
+    def __init__(self, parts: Sequence[Progress]) -> None:
+        self._parts = parts
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        for part in self._parts:
+            self._open.enter_context(part)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def update(self, more: int) -> None:
+        for part in self._parts:
+            part.update(more)
+
+
+def together(*makers: ProgressMaker) -> ProgressMaker:
+    """Makes the progress of all ``makers`` in one."""
+
+    def make(stage: str, total: int | None, unit: str, done: int = 0) -> Progress:
+        return _Several([maker(stage, total, unit, done) for maker in makers])
+
+    return make
+
+
+def on_terminal() -> bool:
+    """Whether stderr is a terminal; it may be closed."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def for_stream() -> ProgressMaker:
-    """A bar where stderr is a terminal, else lines."""
-    return Bar if sys.stderr.isatty() else Lines
+    """A bar where stderr is a terminal, else none."""
+    return Bar if on_terminal() else Silent

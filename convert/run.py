@@ -87,7 +87,7 @@ def convert(
     out
         A folder that is missing, empty, or holds earlier versions.
     progress
-        Makes the progress of a stage, such as `Bar`, `Lines` or `Silent`.
+        Makes the progress of a stage, such as `Bar` or `Silent`.
 
     Raises
     ------

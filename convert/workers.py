@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-import joblib
 from joblib.externals.loky import ProcessPoolExecutor
 
+from shardwright.convert.jobs import Need, decoding, jobs_allowed
 from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.write import ShardTask, try_picture, write_shard
@@ -57,11 +57,13 @@ class Workers:
     Parameters
     ----------
     jobs
-        How many. None: the CPUs that this process may use.
+        How many. None: as many as the CPUs and the memory allow that this process may use.
+    need
+        The memory that they take, where their number follows from it. None: that of workers that decode.
     """
 
-    def __init__(self, jobs: int | None = None) -> None:
-        self._workers = [_Worker() for _ in range(jobs or joblib.cpu_count())]
+    def __init__(self, jobs: int | None = None, need: Need | None = None) -> None:
+        self._workers = [_Worker() for _ in range(jobs or jobs_allowed(need or decoding()))]
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:

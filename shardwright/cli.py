@@ -15,12 +15,15 @@ from shardwright.group import (
     DEBUG,
     FAILED,
     FOLDER,
+    MAX_RUNTIME,
     WITH_REJECTS,
     Group,
     allow_open_files,
-    printable,
+    open_closed_streams,
     show,
+    show_each,
 )
+from shardwright.operation import Operation, operation
 from shardwright.resharding import COMMANDS
 
 
@@ -32,6 +35,7 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     if os.name != "posix":  # os.preadv, flock, rename over open files, fsync of folders
         raise ShardwrightError("it runs on Linux and macOS: this system has not the file calls that it needs")
+    open_closed_streams()
     allow_open_files()
 
 
@@ -91,7 +95,7 @@ def main() -> None:
     show_default=True,
     help="A chunk that LZF makes smaller by less than this share is stored raw, and read 7 to 10 times faster.",
 )
-@click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+@click.option("--jobs", type=int, help="Processes. Default: as the CPUs and memory that may be used allow.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation of all rows.")
 @click.option(
     "--classes",
@@ -112,13 +116,16 @@ def main() -> None:
     metavar="SECONDS",
     help="Leave pictures that were changed within the last SECONDS for the next run.",
 )
+@MAX_RUNTIME
 @click.option("--dry-run", is_flag=True, help="Say what would be done: counts, bytes, about how long.")
 @AS_JSON
 @DEBUG
+@operation(work="decode")
 def convert(
     source: Path,
     out: Path,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     classes: Path | None,
@@ -129,6 +136,7 @@ def convert(
     new_version: bool,
     allow_shrink: bool,
     newer_than_grace: float,
+    max_runtime: float | None,
     no_orient: bool,
     **options: Any,
 ) -> None:
@@ -138,9 +146,10 @@ def convert(
     valid, validation or test, each becomes a data set of its own below OUT.
 
     Exit codes: 0 done, or nothing to do; 1 failed; 2 usage; 3 done, with rejects; 4 another job holds OUT;
-    130 and 143 interrupted and terminated.
+    5 --max-runtime is over, run again to go on; 130 and 143 interrupted and terminated.
     """
-    from shardwright.convert import progress, run, scan, summary
+    from shardwright import outcome
+    from shardwright.convert import run, scan, summary
     from shardwright.convert.options import ConvertOptions, StoreOptions
     from shardwright.datasets.pixels import PixelOptions
 
@@ -157,13 +166,15 @@ def convert(
         new_version=new_version,
         allow_shrink=allow_shrink,
         newer_than_grace=newer_than_grace,
+        max_runtime=max_runtime,
         jobs=jobs,
     )
     if dry_run:
-        found = run.dry_run(source, out, wanted, progress.for_stream())
+        found = run.dry_run(source, out, wanted, job.progress)
         show(found, as_json, summary.foreseen_in_words)
         return
-    done = {c.split: c for c in run.convert(source, out, wanted, progress.for_stream())}
+    done = {c.split: c for c in run.convert(source, out, wanted, job.progress)}
+    job.log(outcome.of_conversions(done.values()))
     if as_json:
         show({split: summary.as_json(c) for split, c in done.items()}, True, list)
     else:
@@ -202,20 +213,21 @@ def info(out: Path, files: bool, stats: bool, as_json: bool) -> None:
 )
 @AS_JSON
 @DEBUG
-def verify(out: Path, full: bool, other: Path | None, as_json: bool) -> None:
+@operation()
+def verify(job: Operation, out: Path, full: bool, other: Path | None, as_json: bool) -> None:
     """Check sizes and hashes of the data set OUT, or of each of its splits.
 
     Exit code 1: damage found; or, of two data sets, other classes or the same picture in both.
     """
-    from shardwright.convert import progress
+    from shardwright import outcome
     from shardwright.convert.verify import verify as check
     from shardwright.datasets.comparison import compare
     from shardwright.datasets.manifest import data_sets_in
 
     found = {
-        split: check(folder, full=full, progress=progress.for_stream())
-        for split, folder in data_sets_in(out).items()
+        split: check(folder, full=full, progress=job.progress) for split, folder in data_sets_in(out).items()
     }
+    job.log(outcome.of_verifications(found))
     beside = {split: compare(folder, other) for split, folder in data_sets_in(out).items()} if other else {}
     if as_json:
         values = {
@@ -232,8 +244,8 @@ def verify(out: Path, full: bool, other: Path | None, as_json: bool) -> None:
         show(found, False, lambda v: v.in_words())
         for split, c in beside.items():
             lines = c.in_words() or ["the same classes, no picture in both"]
-            for line in lines:
-                click.echo(printable(f"with '{other}'{f' [{split}]' if split else ''}: {line}"))
+            with_whom = f"with '{other}'{f' [{split}]' if split else ''}"
+            show({"": [f"{with_whom}: {line}" for line in lines]}, False, list)
     if any(v.damage for v in found.values()) or any(c.in_words() for c in beside.values()):
         click.get_current_context().exit(FAILED)
 
@@ -273,14 +285,19 @@ def versions(out: Path, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @AS_JSON
 @DEBUG
-def gc(out: Path, keep: int, min_age: str, dry_run: bool, as_json: bool) -> None:
+@operation()
+def gc(job: Operation, out: Path, keep: int, min_age: str, dry_run: bool, as_json: bool) -> None:
     """Remove old versions of the data set OUT, or of each of its splits, and shards that no version needs.
 
     The newest version always stays. Readers of a version that is removed are told so.
     """
+    from shardwright import outcome
     from shardwright.convert import gc as of
+    from shardwright.convert.options import seconds_of
 
-    found = of.gc(out, of.GcOptions(keep, of.parse_age(min_age), dry_run))
+    found = of.gc(out, of.GcOptions(keep, seconds_of(min_age, "min_age"), dry_run))
+    if not dry_run:
+        job.log(outcome.of_garbage(found))
     if as_json:
         show({split: of.as_json(each, dry_run) for split, each in found.items()}, True, list)
     else:
@@ -292,22 +309,21 @@ def gc(out: Path, keep: int, min_age: str, dry_run: bool, as_json: bool) -> None
 @click.option(
     "--source", type=FOLDER, metavar="SRC", required=True, help="The pictures that OUT was converted from."
 )
-@click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+@click.option("--jobs", type=int, help="Processes. Default: as the CPUs and memory that may be used allow.")
 @AS_JSON
 @DEBUG
-def repair(out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
+@operation(work="decode")
+def repair(job: Operation, out: Path, source: Path, jobs: int | None, as_json: bool) -> None:
     """Make the damaged files of the data set OUT, or of each of its splits, again from the pictures in SRC.
 
     They get the same bytes as before, or are left as they are, and it is said why. Exit code 1: some are still damaged.
     """
-    from shardwright.convert import progress
+    from shardwright import outcome
     from shardwright.convert.repair import repair as mend
 
-    found = mend(out, source, jobs, progress.for_stream())
-    if as_json:
-        show({split: each.as_json() for split, each in found.items()}, True, list)
-    else:
-        show(found, False, lambda each: each.in_words())
+    found = mend(out, source, jobs, job.progress)
+    job.log(outcome.of_repairs(found))
+    show_each(found, as_json)
     if any(each.failures for each in found.values()):
         click.get_current_context().exit(FAILED)
 

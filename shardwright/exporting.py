@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from shardwright.group import AS_JSON, DEBUG, FOLDER, show
+from shardwright.group import AS_JSON, DEBUG, FOLDER, show_each
+from shardwright.operation import Operation, operation
 from shardwright.resharding import JOBS
 
 
@@ -36,6 +37,7 @@ from shardwright.resharding import JOBS
 @click.option("--dry-run", is_flag=True, help="Say what would be done: files, bytes, about how long.")
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def export(
     source: Path,
     out: Path,
@@ -48,21 +50,18 @@ def export(
     shard_mib: float | None,
     version: int | None,
     jobs: int | None,
+    job: Operation,
 ) -> None:
     """Write the data set SRC, or each of its splits, for other tools: no picture that it was made of is needed.
 
     Nothing is to be seen in OUT before all is there. The same command again does nothing, or goes on.
     """
+    from shardwright import outcome
     from shardwright.convert import export as of
-    from shardwright.convert import progress
     from shardwright.convert.picturefile import PictureFile
 
     file = PictureFile(encode, quality)
     wanted = of.ExportOptions(to, file, shard_mib, version, jobs)
-    done = (
-        of.dry_run(source, out, wanted) if dry_run else of.export(source, out, wanted, progress.for_stream())
-    )
-    if as_json:
-        show({split: each.as_json() for split, each in done.items()}, True, list)
-    else:
-        show(done, False, lambda each: each.in_words())
+    done = of.dry_run(source, out, wanted) if dry_run else of.export(source, out, wanted, job.progress)
+    job.log(outcome.of_exports(done.values()))
+    show_each(done, as_json)

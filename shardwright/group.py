@@ -1,6 +1,8 @@
 """What all commands share: errors and signals to exit codes, lines that any terminal takes, options."""
 
 import json
+import locale
+import os
 import signal
 import sys
 import threading
@@ -8,64 +10,71 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
 from shardwright.errors import ShardwrightError
 
-FAILED, WITH_REJECTS, INTERRUPTED, TERMINATED = 1, 3, 130, 143
+FAILED, WITH_REJECTS, LOCKED, INTERRUPTED, TERMINATED = 1, 3, 4, 130, 143
+#: Nothing was wrong, and the same command goes on: out of time, interrupted, terminated.
+STOPPED = (5, INTERRUPTED, TERMINATED)
 # More files are never open at once, and a program that closes all it may have would be slow.
 MOST_OPEN_FILES = 1 << 16
+
+
+#: Commands that go on where a run of them was stopped.
+GOES_ON = frozenset(("convert", "export", "gc", "merge", "repair", "reshard", "split", "sync"))
 
 
 class Group(click.Group):
     """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.obj = {"debug": False}
+        ctx.obj = {"debug": False, "log_json": False, "quiet": False}
         try:
             with _terminable():
                 return super().invoke(ctx)
         except (ShardwrightError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output had enough
                 raise
-            if ctx.obj["debug"]:
-                traceback.print_exc()
-            click.echo(f"shardwright: {printable(str(error))}", err=True)
-            ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
-        except (KeyboardInterrupt, _Terminated) as error:
-            terminated = isinstance(error, _Terminated)
-            what = "terminated" if terminated else "interrupted"
-            goes_on = ctx.invoked_subcommand in (
-                "convert",
-                "export",
-                "gc",
-                "merge",
-                "repair",
-                "reshard",
-                "split",
-                "sync",
-            )
+            if not ctx.obj["log_json"]:  # where it is an event
+                if ctx.obj["debug"]:
+                    traceback.print_exc()
+                click.echo(f"shardwright: {printable(str(error))}", err=True)
+            ctx.exit(code_of(error))
+        except (KeyboardInterrupt, Terminated) as error:
+            what = "terminated" if isinstance(error, Terminated) else "interrupted"
+            goes_on = ctx.invoked_subcommand in GOES_ON
             how = "; the same command goes on where this one was" if goes_on else ""
-            click.echo(f"shardwright: {what}{how}", err=True)
-            ctx.exit(TERMINATED if terminated else INTERRUPTED)
+            if not ctx.obj["log_json"]:
+                click.echo(f"shardwright: {what}{how}", err=True)
+            ctx.exit(code_of(error))
 
 
-class _Terminated(BaseException):
+def code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with ``error``."""
+    if isinstance(error, ShardwrightError | click.ClickException | click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, Terminated):
+        return TERMINATED
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+class Terminated(BaseException):
     """SIGTERM came; by default it would end the process with its workers alive and its files in place."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Raise `_Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
+    """Raise `Terminated` at SIGTERM, and KeyboardInterrupt at the first SIGINT alone; never in a library call."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def terminate(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; cleaning up is not to be cut short
-        raise _Terminated
+        raise Terminated
 
     def interrupt(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -78,7 +87,7 @@ def _terminable() -> Iterator[None]:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
-    except (KeyboardInterrupt, _Terminated):
+    except (KeyboardInterrupt, Terminated):
         raise  # the process is about to end, and is not to be disturbed again: nothing is restored
     except BaseException:
         _restore(before)
@@ -93,7 +102,9 @@ def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
 
 def printable(text: str) -> str:
     """``text`` in one line that any terminal or log takes."""
-    encoding = sys.stderr.encoding or "ascii"
+    encoding = getattr(sys.stderr, "encoding", None) or "ascii"
+    if locale.setlocale(locale.LC_CTYPE) == "C":  # where Python writes UTF-8 all the same
+        encoding = "ascii"
     flat = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )
@@ -113,16 +124,61 @@ DEBUG = click.option(
 )
 
 
+def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    from shardwright.convert.options import seconds_of
+
+    return None if value is None else seconds_of(value, "max_runtime")
+
+
+MAX_RUNTIME = click.option(
+    "--max-runtime",
+    metavar="TIME",
+    callback=_seconds,
+    help="Begin no shard after TIME, such as 8h, 90m or 30s. Exit code 5: run again to go on.",
+)
+
+
 def show(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list[str]]) -> None:
-    """One JSON object, keyed by split where there are splits; or lines."""
+    """One JSON object, keyed by split where there are splits; or lines, but for ``--quiet``."""
     if as_json:
         click.echo(json.dumps(found[""] if list(found) == [""] else found, ensure_ascii=True))
+        return
+    if click.get_current_context().obj["quiet"]:
         return
     for split, entry in found.items():
         if split and len(found) > 1 and isinstance(entry, dict):
             click.echo(f"[{split}]")
         for line in in_words(entry):
             click.echo(printable(line))
+
+
+def open_closed_streams() -> None:
+    """Open the null device where stdin, stdout or stderr was closed: else a shard would get that number.
+
+    And loky starts no process without a stderr.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(fd, True)  # for workers
+    os.close(fd)
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+class Shown(Protocol):
+    """What became of one data set."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    def in_words(self) -> list[str]: ...
+
+
+def show_each(found: Mapping[str, Shown], as_json: bool) -> None:
+    """`show` what says itself how it is shown."""
+    if as_json:
+        show({split: each.as_json() for split, each in found.items()}, True, list)
+    else:
+        show(found, False, lambda each: each.in_words())
 
 
 def allow_open_files() -> None:

@@ -8,9 +8,12 @@ import click
 from click.core import ParameterSource
 
 from shardwright.errors import UsageError
-from shardwright.group import AS_JSON, DEBUG, FOLDER, WITH_REJECTS, show
+from shardwright.group import AS_JSON, DEBUG, FOLDER, MAX_RUNTIME, WITH_REJECTS, show_each
+from shardwright.operation import Operation, operation
 
-JOBS = click.option("--jobs", type=int, help="Processes. Default: the CPUs that may be used.")
+JOBS = click.option(
+    "--jobs", type=int, help="Processes. Default: as the CPUs and memory that may be used allow."
+)
 NEW_VERSION = click.option("--new-version", is_flag=True, help="Let what is made otherwise follow in OUT.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done: rows, shards, bytes.")
 
@@ -49,13 +52,16 @@ def layout(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--ids", type=FOLDER, metavar="FILE", help="Take the rows with these ids alone, one a line.")
 @NEW_VERSION
 @JOBS
+@MAX_RUNTIME
 @DRY_RUN
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def reshard(
     source: Path,
     out: Path | None,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     ids: Path | None,
@@ -64,6 +70,7 @@ def reshard(
     only_classes: tuple[str, ...],
     new_version: bool,
     jobs: int | None,
+    max_runtime: float | None,
     **options: Any,
 ) -> None:
     """Lay the data set SRC, or each of its splits, out anew: as its next version, or in OUT.
@@ -71,7 +78,6 @@ def reshard(
     What is not given stays as SRC has it, the order of the rows too. Where the newest version is what is asked
     for, nothing is made: it may be run again and again.
     """
-    from shardwright.convert import progress
     from shardwright.convert import reshard as of
     from shardwright.convert.copy_plan import ReshardOptions
     from shardwright.convert.layouts import LayoutOptions
@@ -85,11 +91,12 @@ def reshard(
         ids=read_ids(ids) if ids else None,
         new_version=new_version,
         jobs=jobs,
+        max_runtime=max_runtime,
     )
     if dry_run:
-        _print(of.dry_run(source, out, wanted), as_json)
+        _report(of.dry_run(source, out, wanted), as_json, job)
     else:
-        _print(of.reshard(source, out, wanted, progress.for_stream()), as_json)
+        _report(of.reshard(source, out, wanted, job.progress), as_json, job)
 
 
 @click.command()
@@ -101,13 +108,16 @@ def reshard(
 @click.option("--prefix", is_flag=True, help="Ids begin with the name of their data set's folder.")
 @NEW_VERSION
 @JOBS
+@MAX_RUNTIME
 @DRY_RUN
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def merge(
     folders: tuple[Path, ...],
     out: Path,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     seed: int,
@@ -115,6 +125,7 @@ def merge(
     prefix: bool,
     new_version: bool,
     jobs: int | None,
+    max_runtime: float | None,
     **options: Any,
 ) -> None:
     """Make one data set in OUT of the data sets A, B, and so on.
@@ -122,18 +133,20 @@ def merge(
     Class maps are joined by name: A's numbers stay, names that A has not follow. Ids must be different.
     """
     from shardwright.convert import merge as of
-    from shardwright.convert import progress
     from shardwright.convert.layouts import LayoutOptions
 
     if keep_order and click.get_current_context().get_parameter_source("seed") is not ParameterSource.DEFAULT:
         raise UsageError("--seed is of a permutation, and --keep-order asks for none: leave one of them out")
     wanted = of.MergeOptions(
-        LayoutOptions(**options), None if keep_order else seed, prefix, new_version=new_version, jobs=jobs
+        LayoutOptions(**options),
+        None if keep_order else seed,
+        prefix,
+        new_version=new_version,
+        jobs=jobs,
+        max_runtime=max_runtime,
     )
-    done = (
-        of.dry_run(folders, out, wanted) if dry_run else of.merge(folders, out, wanted, progress.for_stream())
-    )
-    _print({"": done}, as_json)
+    done = of.dry_run(folders, out, wanted) if dry_run else of.merge(folders, out, wanted, job.progress)
+    _report({"": done}, as_json, job)
 
 
 @click.command()
@@ -148,34 +161,35 @@ def merge(
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the hash of the ids.")
 @NEW_VERSION
 @JOBS
+@MAX_RUNTIME
 @DRY_RUN
 @AS_JSON
 @DEBUG
+@operation(work="copy")
 def split(
     source: Path,
     out: Path,
     *,
+    job: Operation,
     as_json: bool,
     dry_run: bool,
     by: str,
     seed: int,
     new_version: bool,
     jobs: int | None,
+    max_runtime: float | None,
 ) -> None:
     """Deal the data set SRC out over parts, each a data set in OUT.
 
     A hash of seed and id decides: pictures stay in their part when others come. Shares are expected, of every
     class; the real ones are printed.
     """
-    from shardwright.convert import progress
     from shardwright.convert import split as of
     from shardwright.convert.selection import parse_shares
 
-    wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs=jobs)
-    done = (
-        of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, progress.for_stream())
-    )
-    _print(done, as_json)
+    wanted = of.SplitOptions(parse_shares(by), seed, new_version, jobs=jobs, max_runtime=max_runtime)
+    done = of.dry_run(source, out, wanted) if dry_run else of.split(source, out, wanted, job.progress)
+    _report(done, as_json, job)
 
 
 @click.command()
@@ -193,31 +207,34 @@ def split(
 )
 @click.option("--new-version", is_flag=True, help="Give up the unfinished run of another command.")
 @JOBS
+@MAX_RUNTIME
 @DRY_RUN
 @AS_JSON
 @DEBUG
-def sync(source: Path, out: Path, *, as_json: bool, dry_run: bool, **options: Any) -> None:
+@operation(work="decode")
+def sync(source: Path, out: Path, *, as_json: bool, dry_run: bool, job: Operation, **options: Any) -> None:
     """Bring the data set OUT, or each of its splits, up to date with the pictures in SRC.
 
     New and changed pictures come in new shards, rows of pictures that are gone are marked dead, nothing is rewritten:
     one new version. Class numbers stay, new classes follow. Exit codes as of convert.
     """
-    from shardwright.convert import progress
+    from shardwright import outcome
     from shardwright.convert import sync as of
 
     wanted = of.SyncOptions(**options)
     call = of.dry_run if dry_run else of.sync
-    done = call(source, out, wanted, progress.for_stream())
-    _print(done, as_json)
+    done = call(source, out, wanted, job.progress)
+    job.log(outcome.of_syncs(done.values()))
+    show_each(done, as_json)
     if any(each.rejected and each.made for each in done.values()):
         click.get_current_context().exit(WITH_REJECTS)
 
 
-def _print(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        show({split: each.as_json() for split, each in found.items()}, True, list)
-    else:
-        show(found, False, lambda each: each.in_words())
+def _report(found: dict[str, Any], as_json: bool, job: Operation) -> None:
+    from shardwright import outcome
+
+    job.log(outcome.of_rewrites(found.values()))
+    show_each(found, as_json)
 
 
 COMMANDS = (reshard, merge, split, sync)

@@ -64,8 +64,8 @@ def test_convert_says_what_it_made(command: Command, source: Path, out: Path) ->
     assert ran.code == 0
     assert ran.out.startswith(f"'{out}': version 1, 10 images of 16x16x3, 2 classes, 1 hdf5 shard\n")
     assert "LZF would save about" in ran.out
-    assert "scan: 10 files" in ran.err
-    assert "convert: 10 of 10 images" in ran.err
+    assert "event=stage state=end stage=scan unit=files done=10 " in ran.err
+    assert "event=stage state=end stage=convert unit=images total=10 done=10 " in ran.err
     assert not set(ran.out + ran.err) & set("\r\x1b")  # logs take no control characters
     again = command("convert", source, out, *FAST)
     assert (again.code, again.out) == (0, f"'{out}' is up to date: version 1, 10 images. Nothing to do.\n")

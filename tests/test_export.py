@@ -716,7 +716,7 @@ def stopped_after(units: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any) 
         return real(*task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "_recorded", recorded)
+        patch.setattr(export_task, "_recorded", recorded)
         with pytest.raises(KeyboardInterrupt):
             export(*arguments)
 
@@ -729,7 +729,7 @@ def units_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(number)
         return real(number, write)
 
-    monkeypatch.setattr(exporting, "_recorded", recorded)
+    monkeypatch.setattr(export_task, "_recorded", recorded)
     return found
 
 

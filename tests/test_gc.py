@@ -19,8 +19,9 @@ from test_one_writer import everything as with_lock
 
 from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert
 from shardwright.convert import gc as of
-from shardwright.convert.gc import GcOptions, gc, parse_age
+from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.lock import one_writer
+from shardwright.convert.options import seconds_of
 from shardwright.convert.verify import verify
 from shardwright.convert.versions import versions
 from shardwright.datasets import open_dataset
@@ -338,7 +339,7 @@ def test_what_is_no_data_set_is_left_alone(tmp_path: Path, command: Command) -> 
     [("14d", 14 * DAY), ("36h", 1.5 * DAY), ("90m", 5400.0), ("30s", 30.0), ("0", 0.0), ("1.5d", 1.5 * DAY)],
 )
 def test_ages(text: str, seconds: float) -> None:
-    assert parse_age(text) == seconds
+    assert seconds_of(text, "min_age") == seconds
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,7 @@ def test_ages(text: str, seconds: float) -> None:
 )
 def test_what_is_no_age(text: str, command: Command, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="such as 14d"):
-        parse_age(text)
+        seconds_of(text, "min_age")
     assert command("gc", tmp_path, f"--min-age={text}").code == 2
     assert command("gc", tmp_path, "--keep", 0).code == 2
 

@@ -20,7 +20,7 @@ MAY_KNOW = {
     "shardwright": {"shardwright"},
 }
 #: Modules of the front door that are above all rooms, and what of it the rooms may know.
-ABOVE = {"cli", "__main__", "resharding", "exporting"}
+ABOVE = {"cli", "__main__", "exporting", "operation", "outcome", "resharding"}
 KNOWN_TO_ALL = {"shardwright", "shardwright.errors"}
 
 name_of = "{0.parent.name}/{0.name}".format
@@ -65,7 +65,7 @@ def test_the_arrows_are_seen() -> None:
     """The test above reads something at all."""
     found = dict(imports(ROOT / "convert" / "picture_build.py"))
     assert found["shardwright.datasets.layout"] is True
-    assert dict(imports(ROOT / "convert" / "workers.py"))["joblib"] is True
+    assert dict(imports(ROOT / "convert" / "jobs.py"))["joblib"] is True
     assert dict(imports(ROOT / "convert" / "environment.py"))["torch"] is False
     assert "shardwright.convert.run" in dict(imports(ROOT / "shardwright" / "cli.py"))
 

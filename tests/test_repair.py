@@ -64,8 +64,9 @@ def out(here: None, tmp_path: Path, source: Path, storage: Storage) -> Path:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """All files but the lock, which stays where a writer was."""
-    return {name: data for name, data in with_lock(folder).items() if name != ".shardwright/lock"}
+    """All files but the lock, which stays where a writer was, and what one that was killed told of itself."""
+    no_data = {f".shardwright/{name}" for name in ("lock", "job.json", "job.partial")}
+    return {name: data for name, data in with_lock(folder).items() if name not in no_data}
 
 
 def image_file(folder: Path, shard: int, column: str = "image") -> Path:
