@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
+from shardwright.datasets.manifest import sync_folder
 from shardwright.errors import LockedError, OutputError
 
 
@@ -30,6 +31,7 @@ def one_writer(out: Path) -> Iterator[None]:
     missing = [folder for folder in (state, out, *out.parents) if not folder.exists()]
     try:
         state.mkdir(parents=True, exist_ok=True)
+        _sync_parents(missing)
         fd = _locked(state / "lock")
     except OSError as error:
         if isinstance(error, LockedError):
@@ -84,6 +86,13 @@ def _folder_of_splits(out: Path) -> list[Path]:
     if path.name not in SPLIT_NAMES or not os.access(path.parent, os.R_OK | os.W_OK | os.X_OK):
         return []
     return [path.parent] if set(os.listdir(path.parent)) <= {*SPLIT_NAMES, WORK_FOLDER} else []
+
+
+def _sync_parents(folders: Sequence[Path]) -> None:
+    """Make the names of ``folders`` durable: what is synced inside is lost with the name of a folder around it."""
+    for parent in dict.fromkeys(Path(os.path.realpath(folder)).parent for folder in folders):
+        with suppress(PermissionError):  # a folder that may be written to, and not be read, cannot be opened
+            sync_folder(parent)
 
 
 def _locked(path: Path) -> int:

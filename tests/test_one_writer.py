@@ -133,6 +133,36 @@ def test_a_failure_at_any_step_of_publishing(
     assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
 
 
+@pytest.mark.parametrize("splits", [(), ("train", "val")])
+def test_folders_that_were_made_are_synced_before_a_version_is_published(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...]
+) -> None:
+    """Else the power may take the name of the output, or of a folder around it, with all that was synced inside."""
+    for split in splits or ("",):
+        draw_tree(tmp_path / "tree" / split)
+    out = tmp_path / "there" / "made" / "too" / "out"
+    (tmp_path / "there").mkdir()
+    order: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(fd: int) -> None:
+        order.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def replacing(old: Path, new: Path) -> None:
+        order.append(str(new))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    convert(tmp_path / "tree", out, OPTIONS)
+    for split in splits or ("",):
+        published = order.index(str(out / split / "manifest-000001.json"))
+        made = [out / split / "shards", out / split, out, out.parent, out.parent.parent]
+        parents = {folder.parent for folder in made}
+        assert {str(folder) for folder in parents} <= {*order[:published]}
+
+
 def test_a_version_whose_publishing_was_cut_short_is_finished(here: None, tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(tree, out, OPTIONS)
