@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from shardwright.convert.output import refuse_links
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
 from shardwright.datasets.manifest import sync_folder
 from shardwright.errors import LockedError, OutputError
@@ -59,8 +60,9 @@ def one_writer(out: Path) -> Iterator[None]:
 def split_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
     """Hold ``out`` and its ``splits``, also against a writer of a split alone. Splits beside ``out`` may be written.
 
-    Raises as `one_writer` does.
+    Raises as `one_writer` does, and OutputError for a split that is a link: what is written there would be another's.
     """
+    refuse_links(out, [WORK_FOLDER, *splits])
     with ExitStack() as held:
         for folder in (out, *(out / split for split in splits)):
             held.enter_context(one_writer(folder))
@@ -71,7 +73,7 @@ def split_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
 def sole_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
     """Hold ``out`` and its ``splits`` against every writer: also one of a split alone, or of all splits beside ``out``.
 
-    Raises as `one_writer` does.
+    Raises as `split_writer` does.
     """
     with ExitStack() as held:
         for folder in _folder_of_splits(out):

@@ -93,6 +93,36 @@ def test_a_split_that_is_being_written_alone_is_held(
     assert not (out / "train").exists()
 
 
+@pytest.mark.parametrize("name", ["val", ".shardwright"])
+@pytest.mark.parametrize("make", ["convert", "reshard", "reshard in place", "split", "gc", "repair"])
+def test_a_split_that_is_a_link_is_another_s_place(
+    here: None, tmp_path: Path, command: Callable[..., Any], make: str, name: str
+) -> None:
+    out = tmp_path / "out"
+    for split in ("train", "val"):
+        draw_tree(tmp_path / "tree" / split)
+    convert(tmp_path / "tree", tmp_path / "src", OPTIONS)
+    elsewhere = tmp_path / "elsewhere"
+    arguments: dict[str, tuple[object, ...]] = {
+        "convert": (tmp_path / "tree", out, "--size", 8),
+        "reshard": (tmp_path / "src", out, "--chunk-rows", 4),
+        "reshard in place": (out, "--chunk-rows", 4),
+        "split": (tmp_path / "src" / "train", out, "--by", "train=0.5,val=0.5"),
+        "gc": (out, "--min-age", 0),
+        "repair": (out, "--source", tmp_path / "tree"),
+    }
+    if make in ("reshard in place", "gc", "repair"):
+        convert(tmp_path / "tree", out, OPTIONS)
+        next(out.glob("train/shards/*")).write_bytes(b"damage") if make == "repair" else None
+    (out / name).mkdir(parents=True, exist_ok=True)
+    (out / name).rename(elsewhere)
+    (out / name).symlink_to(elsewhere)
+    before = everything(tmp_path)
+    ran = command(make.split()[0], *arguments[make])
+    assert (ran.code, f"'{out / name}' is a link" in ran.err) == (1, True)
+    assert everything(tmp_path) == before
+
+
 def test_two_splits_may_be_converted_at_once(here: None, tree: Path, tmp_path: Path) -> None:
     convert(tree, tmp_path / "out" / "val", OPTIONS)
     with split_writer(tmp_path / "out" / "val", []):
