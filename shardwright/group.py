@@ -63,9 +63,8 @@ def _terminable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # else it is ignored, as in the background
+    # Ignored, as in the background, it stays so.
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield

@@ -15,6 +15,7 @@ from drawing import jpeg, put
 
 from shardwright.convert import ConvertOptions, PixelOptions, convert, output
 from shardwright.convert.lock import one_writer, sole_writer, split_writer
+from shardwright.convert.workers import Workers
 from shardwright.datasets import open_dataset
 from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import LockedError, OutputError, SourceError
@@ -286,3 +287,51 @@ def test_a_damaged_version_is_not_up_to_date(here: None, tree: Path, tmp_path: P
     (again,) = convert(tree, out, OPTIONS)
     assert (again.made, again.manifest.version) == (True, 2)
     assert len(open_dataset(out).read_batch(range(12))) == 12
+
+
+def test_an_interrupt_while_modules_are_imported(python: Callable[..., Any]) -> None:
+    """One line and its exit code; in the background, where it is ignored, it stays so."""
+    code = """
+import os, signal, sys
+from shardwright.__main__ import run
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+if "ignored" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["shardwright", "--version"]
+run()
+"""
+    ran = python(code)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "shardwright: interrupted\n")
+    ran = python(code, "ignored")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_ctrl_c_does_not_reach_workers() -> None:
+    """From their first instant: a Python that is still starting would show a traceback. And it reaches us."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Workers(1) as workers:
+        blocked = workers.call(signal.pthread_sigmask, signal.SIG_BLOCK, [])
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    assert signal.SIGINT in blocked
+
+
+def test_too_few_open_files(tree: Path, tmp_path: Path, python: Callable[..., Any]) -> None:
+    code = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (22, 22))
+from shardwright.cli import main
+main(sys.argv[1:], prog_name="shardwright")
+"""
+    small = ["--size", "8", "--shard-mib", "0.0001", "--chunk-rows", "1", "--jobs", "8"]
+    ran = python(code, "convert", str(tree), str(tmp_path / "out"), *small)
+    assert ran.returncode == 1, ran.stderr
+    assert (
+        "may have 22 files open at once (at most 22), and all are in use. Raise that with `ulimit -n`"
+        in ran.stderr
+    )
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "out").exists()
