@@ -1,6 +1,7 @@
 """What all commands share: errors and signals to exit codes, lines that any terminal takes, options."""
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -22,17 +23,25 @@ MOST_OPEN_FILES = 1 << 16
 class Group(click.Group):
     """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:  # of printing: all others are said below
+            with suppress(OSError):
+                click.echo(f"shardwright: cannot write the output: {error.strerror}", err=True)
+            sys.exit(FAILED)
+
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = {"debug": False}
         try:
             with _terminable():
                 return super().invoke(ctx)
         except (ShardwrightError, OSError) as error:
-            if isinstance(error, BrokenPipeError):  # the reader of our output had enough
+            if _is_of_printing(error):
                 raise
             if ctx.obj["debug"]:
                 traceback.print_exc()
-            click.echo(f"shardwright: {printable(str(error))}", err=True)
+            click.echo(f"shardwright: {printable(str(error))}{_nowhere()}", err=True)
             ctx.exit(error.exit_code if isinstance(error, ShardwrightError) else FAILED)
         except (KeyboardInterrupt, _Terminated) as error:
             terminated = isinstance(error, _Terminated)
@@ -41,6 +50,20 @@ class Group(click.Group):
             how = "; the same command goes on where this one was" if goes_on else ""
             click.echo(f"shardwright: {what}{how}", err=True)
             ctx.exit(TERMINATED if terminated else INTERRUPTED)
+
+
+def _is_of_printing(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is click.echo.__code__
+
+
+def _nowhere() -> str:
+    """That relative paths lead nowhere, where the current folder was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return ". The current folder was removed, so relative paths lead nowhere: change into another"
+    return ""
 
 
 class _Terminated(BaseException):
