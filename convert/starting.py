@@ -1,12 +1,18 @@
-"""Worker processes are started where a Ctrl-C does not reach them, and it is said where descriptors run out."""
+"""Worker processes are started where a Ctrl-C does not reach them, and not where descriptors would run out."""
 
 import errno
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
 from shardwright.errors import ShardwrightError
+
+#: More than loky opens to start a process, so that it does not fail halfway, and some are left to clean up with.
+_DESCRIPTORS = 24
+_one_at_a_time = threading.Lock()
 
 
 @contextmanager
@@ -19,35 +25,33 @@ def starting_processes() -> Iterator[None]:
     Raises
     ------
     ShardwrightError
-        This process may open no more files.
+        This process may open too few more files.
     """
-    try:
+    with _one_at_a_time:
+        _refuse_too_few_descriptors()
         resource_tracker.ensure_running()  # a process of its own; to start it would unblock the signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    except (OSError, UnboundLocalError) as error:  # loky's, where its pipes cannot be opened
-        if _first(error).errno not in (errno.EMFILE, errno.ENFILE):
+
+
+def _refuse_too_few_descriptors() -> None:
+    opened: list[int] = []
+    try:
+        while len(opened) < _DESCRIPTORS:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
             raise
-        raise ShardwrightError(too_few_files()) from error
+        import resource  # not on Windows, where it is to be said that this does not run
 
-
-def _first(error: BaseException) -> OSError:
-    """The error of the system's of which ``error`` came."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__context__
-    return cause or OSError()
-
-
-def too_few_files() -> str:
-    """Why a process cannot be started, and what to do."""
-    import resource  # not on Windows
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        f"cannot start worker processes: this process may have {soft} files open at once (at most {hard}), and all are "
-        "in use. Raise that with `ulimit -n`, or use fewer --jobs"
-    )
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise ShardwrightError(
+            f"too few files may be open at once to start worker processes: at most {limit}. Raise that with "
+            "`ulimit -n`, or use fewer --jobs"
+        ) from error
+    finally:
+        for fd in opened:
+            os.close(fd)
