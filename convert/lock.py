@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.convert.job import read_job, told_in
+from shardwright.convert.output import refuse_links
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
+from shardwright.datasets.manifest import sync_folder
 from shardwright.errors import LockedError, OutputError
 
 # Who only looks whether somebody holds an output does so for an instant: one more try tells it from a writer.
@@ -36,6 +38,7 @@ def one_writer(out: Path) -> Iterator[None]:
     missing = [folder for folder in (state, out, *out.parents) if not folder.exists()]
     try:
         state.mkdir(parents=True, exist_ok=True)
+        _sync_parents(missing)
         fd = _locked(state / "lock")
     except OSError as error:
         if isinstance(error, LockedError):
@@ -64,8 +67,9 @@ def one_writer(out: Path) -> Iterator[None]:
 def split_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
     """Hold ``out`` and its ``splits``, also against a writer of a split alone. Splits beside ``out`` may be written.
 
-    Raises as `one_writer` does.
+    Raises as `one_writer` does, and OutputError for a split that is a link: what is written there would be another's.
     """
+    refuse_links(out, [WORK_FOLDER, *splits])
     with ExitStack() as held:
         for folder in (out, *(out / split for split in splits)):
             held.enter_context(one_writer(folder))
@@ -76,7 +80,7 @@ def split_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
 def sole_writer(out: Path, splits: Sequence[str]) -> Iterator[None]:
     """Hold ``out`` and its ``splits`` against every writer: also one of a split alone, or of all splits beside ``out``.
 
-    Raises as `one_writer` does.
+    Raises as `split_writer` does.
     """
     with ExitStack() as held:
         for folder in _folder_of_splits(out):
@@ -114,6 +118,13 @@ def _is_held(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _sync_parents(folders: Sequence[Path]) -> None:
+    """Make the names of ``folders`` durable: what is synced inside is lost with the name of a folder around it."""
+    for parent in dict.fromkeys(Path(os.path.realpath(folder)).parent for folder in folders):
+        with suppress(PermissionError):  # a folder that may be written to, and not be read, cannot be opened
+            sync_folder(parent)
 
 
 def _locked(path: Path) -> int:

@@ -5,6 +5,7 @@ What is found is a guess until the shard is made again: its SHA-256 in the manif
 
 import faulthandler
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ import joblib
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.plan import MADE_OF, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.retrace import orders, selection_of
 from shardwright.convert.scan import Scan, scan
 from shardwright.datasets.layout import Manifest, id_to_path, manifest_name, path_to_id, report_name
 from shardwright.datasets.shards import finished_shard
@@ -174,6 +176,8 @@ class Origin:
         rejected = sum(manifest.rejected.values()) - manifest.rejected.get("no-class", 0)
         if self.samples != sum(shard.rows for shard in manifest.shards) + rejected:
             raise UsageError("its manifest does not say from how many pictures it was made")
+        self._orders: list[list[str]] = []
+        self._more_orders = self._guessed_orders()
 
     @property
     def copied(self) -> bool:
@@ -264,24 +268,39 @@ class Origin:
 
     def _planned(self, number: int, rows: int) -> Iterator[list[str]]:
         """Ids that the plan gives to the shard, for each guess of what the source was."""
+        if self.copied:
+            end = sum(shard.rows for shard in self.manifest.shards[: number + 1])
+            yield from (order[end - rows : end] for order in self._orders_of_copy())
+            return
         for ids in self._sources():
-            if self.copied:
-                yield from self._planned_copy(ids, number, rows)
+            if len(ids) != self.samples:
                 continue
             plans = plan_shards(len(ids), self.manifest.version, self.options)
             planned = [ids[i] for i in plans[number].samples.tolist()] if number < len(plans) else []
             taken = [id for id in planned if id not in self._rejected]
             yield taken if len(taken) == rows else planned
 
-    def _planned_copy(self, samples: list[str], number: int, rows: int) -> Iterator[list[str]]:
-        """The same for a copy: what was rejected had no row there. The order is an earlier one, or its own."""
-        end = sum(shard.rows for shard in self.manifest.shards[: number + 1])
-        for ids in (samples, [id for id in samples if id not in self._rejected]):
-            plans = plan_shards(len(ids), self.manifest.version, self.options)
-            order = [ids[i] for plan in plans for i in plan.samples.tolist()]
-            planned = [id for id in order if id not in self._rejected][end - rows : end]
-            if len(planned) == rows:
-                yield planned
+    def _orders_of_copy(self) -> Iterator[list[str]]:
+        """Orders that all rows of a copy may have; each is found once, for the first shard that comes to it."""
+        for k in itertools.count():
+            if k == len(self._orders):
+                order = next(self._more_orders, None)
+                if order is None:
+                    return
+                self._orders.append(order)
+            yield self._orders[k]
+
+    def _guessed_orders(self) -> Iterator[list[str]]:
+        selection, rows = (
+            selection_of(self.manifest.source),
+            sum(shard.rows for shard in self.manifest.shards),
+        )
+        if selection is None:
+            return
+        for ids in self._sources():
+            for order in orders(ids, self._rejected, self.options.seed, selection):
+                if len(order) == rows:
+                    yield order
 
     def _sources(self) -> Iterator[list[str]]:
         """Guesses at all samples of the source as it was, sorted: as it is now; or as the data set remembers it.
@@ -290,10 +309,9 @@ class Origin:
         """
         try:
             now = list(self.pictures.ids)
-            if len(now) == self.samples:
-                yield now
+            yield now
             then = sorted(self._others.keys() | self._rejected | self._unchanged)
-            if len(then) == self.samples and then != now:
+            if then != now:
                 yield then
         except SourceError:
             return

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -80,21 +80,22 @@ def check_output(out: Path, splits: Sequence[str]) -> None:
         raise OutputError(f"the output '{out}' holds one data set, the source has splits: use another output")
     if foreign := sorted(names - {*SPLIT_NAMES, WORK_FOLDER}):
         raise OutputError(_foreign(out, foreign))
+    refuse_links(out, [WORK_FOLDER, *splits])
     for split in sorted(names - {WORK_FOLDER}):
         if not (out / split).is_dir():
             raise OutputError(_foreign(out, [split]))
         _check_data_set(out / split, set(os.listdir(out / split)))
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse a data set whose own folders are links.
+def refuse_links(folder: Path, names: Iterable[str] = (SHARDS_FOLDER, WORK_FOLDER)) -> None:
+    """Refuse a data set, or a folder of splits, whose own folders ``names`` are links.
 
     Raises
     ------
     OutputError
         One of them is.
     """
-    for name in (SHARDS_FOLDER, WORK_FOLDER):
+    for name in names:
         if (folder / name).is_symlink():
             raise OutputError(
                 f"'{folder / name}' is a link: what is written there would be another's. Nothing was changed"

@@ -16,6 +16,7 @@ from shardwright.convert.output import Output, check_paths, refuse_links
 from shardwright.convert.plan import MADE_OF, differences
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.records import ShardRecord
+from shardwright.convert.retrace import selection_of
 from shardwright.convert.space import check_room, full_disk
 from shardwright.convert.verify import DamagedFile, damaged_files
 from shardwright.convert.workers import Workers
@@ -339,14 +340,15 @@ def _other_libraries(origin: Origin, record: ShardRecord) -> list[str]:
 def _made_by(manifest: Manifest) -> str:
     """Which command made a version of which data sets, and what to do; empty where pictures still say it all.
 
-    A plain `reshard` keeps rows and pixels: its shards are made of the pictures again, as those before it.
+    A `reshard` that keeps pixels, and remembers which rows it took, leaves shards that are made of the pictures again.
     """
     made = manifest.source.get(MADE_OF)
     if not isinstance(made, dict):
         return ""
     options, command = manifest.options, made.get("command")
     mixed = "pixel_path" not in options or isinstance(manifest.source.get("pixels_environment"), list)
-    if command == "reshard" and "resized_from" not in options and not mixed:
+    known = selection_of(manifest.source) is not None
+    if command == "reshard" and "resized_from" not in options and not mixed and known:
         return ""
     asked = made.get("options")
     if command == "reshard" and isinstance(asked, dict) and asked.get("size") is not None:

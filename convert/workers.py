@@ -17,6 +17,7 @@ from joblib.externals.loky import ProcessPoolExecutor
 from shardwright.convert.jobs import Need, decoding, jobs_allowed
 from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.records import ShardRecord
+from shardwright.convert.starting import starting_processes
 from shardwright.convert.write import ShardTask, try_picture, write_shard
 from shardwright.errors import ShardError, ShardwrightError
 
@@ -191,11 +192,12 @@ class _Worker:
         with self._lock:
             if self._ended:
                 raise RuntimeError("the workers have been ended")
-            if self._executor is None:
-                self._executor = ProcessPoolExecutor(
-                    max_workers=1, env=_ENVIRONMENT, initializer=end_with_parent, initargs=(os.getpid(),)
-                )
-            future: Future[Result] = self._executor.submit(work, *arguments)
+            with starting_processes():
+                if self._executor is None:
+                    self._executor = ProcessPoolExecutor(
+                        max_workers=1, env=_ENVIRONMENT, initializer=end_with_parent, initargs=(os.getpid(),)
+                    )
+                future: Future[Result] = self._executor.submit(work, *arguments)
             self._future = future
         try:
             return self._result(future)

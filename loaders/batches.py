@@ -183,6 +183,19 @@ class EpochBatches(Sampler[Any]):
     def __len__(self) -> int:
         return batch_count(int(self.blocks[-1]), self.dealing)
 
+    def why_empty(self) -> str | None:
+        """Why there is no batch in any epoch, and what to do; None where there are some."""
+        if len(self):
+            return None
+        rows, world = min(self._rows_of_parts), self.rank_and_world[1]
+        where = f" in the smallest of {len(self._rows_of_parts)} parts" if self.part else ""
+        ranks = f" on each of {world} ranks" if world > 1 else ""
+        return (
+            f"every epoch of this loader is empty: {rows} rows{where} are less than a batch of {self.batch_size}{ranks}"
+            ", and what fills no batch is left out (drop_last, or uneven='drop'). Use a smaller batch_size, or leave "
+            "drop_last out"
+        )
+
 
 class _Drawn(Iterator[Any]):
     """Takes its share when it is first drawn from: a DataLoader makes two of its first epoch, and draws from one."""

@@ -1,5 +1,6 @@
 """`make_loader`: a loader tuned to a data set, and the checks of what was asked for."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -51,11 +52,18 @@ def make_loader(
     Loader
         Yields ``(images, labels)``: uint8 (batch_size, C, H, W), channels-last in memory, and int64
         (batch_size,); one entry a column where other ``columns`` were asked for. A batch is yours to keep.
+        Its ``worker_init_fn`` may be set before the first epoch, and is called as in any DataLoader: once in each
+        worker process, with its number, where there are processes.
 
     Raises
     ------
     UsageError
         A parameter out of range, or ``dataset`` is of another kind.
+
+    Warns
+    -----
+    UserWarning
+        There is not one whole batch, and what is no whole batch is left out: every epoch is empty.
     """
     if not isinstance(dataset, ShardedDataset):
         raise UsageError(
@@ -77,6 +85,8 @@ def make_loader(
     if uneven is None:  # alone, there is nobody to keep step with
         uneven = "pad" if resolved(ranks)[1] > 1 else "spread"
     batches = EpochBatches(dataset, chosen, batch_size, seed=seed, uneven=uneven, ranks=ranks)
+    if why := batches.why_empty():
+        warnings.warn(why, UserWarning, stacklevel=2)
     return Loader(dataset, batches, collate_fn or collate, options)
 
 

@@ -30,18 +30,26 @@ GOES_ON = frozenset(("convert", "export", "gc", "merge", "repair", "reshard", "s
 class Group(click.Group):
     """Maps errors to exit codes and one line each; ``--debug`` adds the traceback."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:  # of printing: all others are said below
+            with suppress(OSError):
+                click.echo(f"shardwright: cannot write the output: {error.strerror}", err=True)
+            sys.exit(FAILED)
+
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = {"debug": False, "log_json": False, "quiet": False}
         try:
             with _terminable():
                 return super().invoke(ctx)
         except (ShardwrightError, OSError) as error:
-            if isinstance(error, BrokenPipeError):  # the reader of our output had enough
+            if _is_of_printing(error):
                 raise
             if not ctx.obj["log_json"]:  # where it is an event
                 if ctx.obj["debug"]:
                     traceback.print_exc()
-                click.echo(f"shardwright: {printable(str(error))}", err=True)
+                click.echo(f"shardwright: {printable(str(error))}{_nowhere()}", err=True)
             ctx.exit(code_of(error))
         except (KeyboardInterrupt, Terminated) as error:
             what = "terminated" if isinstance(error, Terminated) else "interrupted"
@@ -59,6 +67,20 @@ def code_of(error: BaseException) -> int:
     if isinstance(error, Terminated):
         return TERMINATED
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def _is_of_printing(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is click.echo.__code__
+
+
+def _nowhere() -> str:
+    """That relative paths lead nowhere, where the current folder was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return ". The current folder was removed, so relative paths lead nowhere: change into another"
+    return ""
 
 
 class Terminated(BaseException):
@@ -81,9 +103,8 @@ def _terminable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # else it is ignored, as in the background
+    # Ignored, as in the background, it stays so.
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield

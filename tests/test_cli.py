@@ -11,6 +11,7 @@ from typing import Any
 
 import h5py
 import pytest
+from building import build
 from drawing import jpeg, png, put
 
 import shardwright
@@ -415,3 +416,50 @@ def test_a_limit_that_cannot_be_raised_is_no_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "setrlimit", refuse)
     assert command("info", "--help").code == 0
     assert command("info", "/nowhere").err.startswith("shardwright: ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("asked", ["info", "info --json", "verify", "--help", "--version"])
+def test_output_that_cannot_be_written(tmp_path: Path, asked: str) -> None:
+    name, *options = asked.split()
+    folder = [] if name.startswith("-") else [str(build(tmp_path / "set").folder)]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-P", "-m", "shardwright", name, *folder, *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    *progress, said = ran.stderr.splitlines()
+    assert (ran.returncode, said) == (1, "shardwright: cannot write the output: No space left on device")
+    assert all(line.startswith("verify: ") for line in progress)
+
+
+def test_a_reader_that_had_enough_is_no_error_to_speak_of(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "shardwright", "info", str(build(tmp_path / "set").folder)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (1, b"")
+
+
+def test_a_current_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    for arguments in (["info", "out"], ["convert", "src", "out"], ["verify", "out"]):
+        ran = command(*arguments)
+        assert ran.code in (1, 2)
+        assert ran.err.endswith(
+            "The current folder was removed, so relative paths lead nowhere: change into another\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    assert "current folder" not in command("info", "out").err

@@ -81,13 +81,32 @@ def test_set_epoch(built: Built) -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "drop_last", "sizes"), [
-    (8, False, [8] * 6 + [2]), (8, True, [8] * 6), (50, True, [50]), (64, False, [50]), (64, True, []),
+    (8, False, [8] * 6 + [2]), (8, True, [8] * 6), (50, True, [50]), (64, False, [50]),
     (1, False, [1] * 50), (7, False, [7] * 7 + [1]),
 ])  # fmt: skip
 def test_batch_sizes(built: Built, batch_size: int, drop_last: bool, sizes: list[int]) -> None:
     loader = make_loader(open_dataset(built.folder), batch_size, drop_last=drop_last)
     assert [len(labels) for _, labels in loader] == sizes
     assert len(loader) == len(sizes)
+
+
+def test_less_rows_than_a_batch(built: Built) -> None:
+    """An epoch without a batch trains nothing, and ends without an error: it is said when the loader is made."""
+    dataset = open_dataset(built.folder)
+    with pytest.warns(
+        UserWarning, match=r"50 rows are less than a batch of 51, .*drop_last.* smaller batch_"
+    ) as said:
+        loader = make_loader(dataset, 51, shuffle=True, drop_last=True)
+    assert [warning.filename for warning in said] == [__file__]
+    assert (list(loader), len(loader)) == ([], 0)
+    for shuffle_by in ("exact", "block"):
+        options = LoaderOptions(uneven="drop", shuffle_by=shuffle_by)  # type: ignore[arg-type]
+        assert len(make_loader(dataset, 25, shuffle=True, ranks=(1, 2), options=options)) == 1
+        with pytest.warns(UserWarning, match="50 rows are less than a batch of 26 on each of 2 ranks"):
+            assert len(make_loader(dataset, 26, shuffle=True, ranks=(1, 2), options=options)) == 0
+    parts = open_dataset(built.folder, part=(1, 3))  # of 20, 20 and 10 rows
+    with pytest.warns(UserWarning, match="10 rows in the smallest of 3 parts are less than a batch of 11"):
+        assert len(make_loader(parts, 11, drop_last=True)) == 0
 
 
 def test_batches_are_the_users_to_keep(built: Built) -> None:

@@ -15,6 +15,7 @@ from drawing import jpeg, put
 
 from shardwright.convert import ConvertOptions, PixelOptions, convert, output
 from shardwright.convert.lock import one_writer, sole_writer, split_writer
+from shardwright.convert.workers import Workers
 from shardwright.datasets import open_dataset
 from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import LockedError, OutputError, SourceError
@@ -93,6 +94,36 @@ def test_a_split_that_is_being_written_alone_is_held(
     assert not (out / "train").exists()
 
 
+@pytest.mark.parametrize("name", ["val", ".shardwright"])
+@pytest.mark.parametrize("make", ["convert", "reshard", "reshard in place", "split", "gc", "repair"])
+def test_a_split_that_is_a_link_is_another_s_place(
+    here: None, tmp_path: Path, command: Callable[..., Any], make: str, name: str
+) -> None:
+    out = tmp_path / "out"
+    for split in ("train", "val"):
+        draw_tree(tmp_path / "tree" / split)
+    convert(tmp_path / "tree", tmp_path / "src", OPTIONS)
+    elsewhere = tmp_path / "elsewhere"
+    arguments: dict[str, tuple[object, ...]] = {
+        "convert": (tmp_path / "tree", out, "--size", 8),
+        "reshard": (tmp_path / "src", out, "--chunk-rows", 4),
+        "reshard in place": (out, "--chunk-rows", 4),
+        "split": (tmp_path / "src" / "train", out, "--by", "train=0.5,val=0.5"),
+        "gc": (out, "--min-age", 0),
+        "repair": (out, "--source", tmp_path / "tree"),
+    }
+    if make in ("reshard in place", "gc", "repair"):
+        convert(tmp_path / "tree", out, OPTIONS)
+        next(out.glob("train/shards/*")).write_bytes(b"damage") if make == "repair" else None
+    (out / name).mkdir(parents=True, exist_ok=True)
+    (out / name).rename(elsewhere)
+    (out / name).symlink_to(elsewhere)
+    before = everything(tmp_path)
+    ran = command(make.split()[0], *arguments[make])
+    assert (ran.code, f"'{out / name}' is a link" in ran.err) == (1, True)
+    assert everything(tmp_path) == before
+
+
 def test_two_splits_may_be_converted_at_once(here: None, tree: Path, tmp_path: Path) -> None:
     convert(tree, tmp_path / "out" / "val", OPTIONS)
     with split_writer(tmp_path / "out" / "val", []):
@@ -131,6 +162,36 @@ def test_a_failure_at_any_step_of_publishing(
     assert not (tmp_path / "out" / "manifest.json").exists()
     convert(tree, tmp_path / "out", OPTIONS)
     assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("splits", [(), ("train", "val")])
+def test_folders_that_were_made_are_synced_before_a_version_is_published(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...]
+) -> None:
+    """Else the power may take the name of the output, or of a folder around it, with all that was synced inside."""
+    for split in splits or ("",):
+        draw_tree(tmp_path / "tree" / split)
+    out = tmp_path / "there" / "made" / "too" / "out"
+    (tmp_path / "there").mkdir()
+    order: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(fd: int) -> None:
+        order.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def replacing(old: Path, new: Path) -> None:
+        order.append(str(new))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    convert(tmp_path / "tree", out, OPTIONS)
+    for split in splits or ("",):
+        published = order.index(str(out / split / "manifest-000001.json"))
+        made = [out / split / "shards", out / split, out, out.parent, out.parent.parent]
+        parents = {folder.parent for folder in made}
+        assert {str(folder) for folder in parents} <= {*order[:published]}
 
 
 def test_a_version_whose_publishing_was_cut_short_is_finished(here: None, tree: Path, tmp_path: Path) -> None:
@@ -226,3 +287,53 @@ def test_a_damaged_version_is_not_up_to_date(here: None, tree: Path, tmp_path: P
     (again,) = convert(tree, out, OPTIONS)
     assert (again.made, again.manifest.version) == (True, 2)
     assert len(open_dataset(out).read_batch(range(12))) == 12
+
+
+def test_an_interrupt_while_modules_are_imported(python: Callable[..., Any]) -> None:
+    """One line and its exit code; in the background, where it is ignored, it stays so."""
+    code = """
+import os, signal, sys
+from shardwright.__main__ import run
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+if "ignored" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["shardwright", "--version"]
+run()
+"""
+    ran = python(code)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "shardwright: interrupted\n")
+    ran = python(code, "ignored")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_ctrl_c_does_not_reach_workers() -> None:
+    """From their first instant: a Python that is still starting would show a traceback. And it reaches us."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Workers(1) as workers:
+        blocked = workers.call(signal.pthread_sigmask, signal.SIG_BLOCK, [])
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    assert signal.SIGINT in blocked
+
+
+@pytest.mark.parametrize("limit", [14, 22, 40])
+def test_too_few_open_files(tree: Path, tmp_path: Path, python: Callable[..., Any], limit: int) -> None:
+    """Before the first process is started, or one of the others."""
+    code = """
+import resource, sys
+limit = int(sys.argv.pop())
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+from shardwright.cli import main
+main(sys.argv[1:], prog_name="shardwright")
+"""
+    small = ["--size", "8", "--shard-mib", "0.0001", "--chunk-rows", "1", "--jobs", "8"]
+    ran = python(code, "convert", str(tree), str(tmp_path / "out"), *small, str(limit))
+    assert ran.returncode == 1, ran.stderr
+    assert (
+        f"too few files may be open at once to start worker processes: at most {limit}. Raise" in ran.stderr
+    )
+    assert "Traceback" not in ran.stderr
+    assert limit == 40 or not (tmp_path / "out").exists()  # else a shard may have been finished

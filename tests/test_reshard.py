@@ -25,7 +25,7 @@ from test_one_writer import everything, processes_naming
 from test_repair import only as only_repair
 from test_resume import wait_for_none
 from test_verify import flip
-from trees import draw_tree
+from trees import CLASSES, draw_tree
 
 from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, write
 from shardwright.convert.copy_plan import ReshardOptions
@@ -728,6 +728,91 @@ def test_repair_of_a_split_one(here: None, tmp_path: Path, storage: Storage) -> 
     assert f"missing or changed in '{source}' " in failure.why
     assert "train'" not in failure.why
     assert "''" not in failure.why
+
+
+@pytest.mark.parametrize("made", ["split", "split of another order", "classes", "classes, seed", "merge"])
+def test_repair_of_copies_whose_shards_are_gone(
+    here: None, tmp_path: Path, storage: Storage, made: str
+) -> None:
+    """Nothing is left of their ids: which pictures they took, and in which order, follows from the command."""
+    tree, a, out = tmp_path / "tree", tmp_path / "a", tmp_path / "out"
+    draw_tree(tree)
+    if made in (
+        "split of another order",
+        "merge",
+    ):  # where the broken picture was is remembered on its side alone
+        (tree / CLASSES[0] / "broken.jpg").unlink()
+    options = ConvertOptions(PixelOptions(size=32), StoreOptions(format=storage, chunk_rows=4), jobs=1)
+    layout: dict[str, Any] = {"chunk_rows": 4, "shard_mib": 4 * 3072 / 2**20}
+    if made == "merge":
+        for k, name in enumerate(("cats", "others")):
+            shutil.copytree(tree, tmp_path / name)
+            for gone in CLASSES[1:] if k == 0 else CLASSES[:1]:
+                shutil.rmtree(tmp_path / name / gone)
+            convert(tmp_path / name, a / name, options)
+        merge([a / "cats", a / "others"], out, MergeOptions(LayoutOptions(**layout), seed=3, jobs=1))
+    else:
+        convert(tree, a, options)
+        seed = 5 if "order" in made or "seed" in made else None
+        classes = CLASSES[:2] if "classes" in made else ()
+        reshard(a, out if classes else None, asked(seed=seed, only_classes=classes, **layout))
+        if made.startswith("split"):
+            deal_out(a, out, SplitOptions(parse_shares("train=0.6,val=0.4"), seed=2, jobs=1))
+    before = everything(out)
+    folders = [out / "train", out / "val"] if made.startswith("split") else [out]
+    for folder in folders:
+        shards = read_manifest(folder).shards
+        assert len(shards) > 1
+        for file in shards[1].files:
+            (folder / file.name).unlink()
+    assert all(done.failures == () for done in repair(out, tree).values())
+    assert everything(out) == before
+    for folder in folders:
+        shutil.rmtree(folder / "shards")
+    assert all(done.failures == () for done in repair(out, tree).values())
+    assert everything(out) == before
+
+
+def test_repair_of_a_split_one_when_pictures_came(here: None, tmp_path: Path) -> None:
+    """They are newer than the data set, and so none of those that it was made of."""
+    converted(tmp_path, "a")
+    source, out = tmp_path / "trees" / "a", tmp_path / "out"
+    deal_out(tmp_path / "a", out, SplitOptions(parse_shares("train=0.6,val=0.4"), jobs=1))
+    before = everything(out)
+    for k in range(9):
+        shutil.copyfile(next((source / CLASSES[1]).iterdir()), source / CLASSES[1] / f"new {k}.png")
+    manifest = out / "train" / "manifest-000001.json"
+    later_ns = manifest.stat().st_mtime_ns + 10**9
+    for picture in source.rglob("new *"):
+        os.utime(picture, ns=(later_ns, later_ns))
+    for part in ("train", "val"):
+        shutil.rmtree(out / part / "shards")
+    assert all(done.failures == () for done in repair(out, source).values())
+    assert everything(out) == before
+
+
+@pytest.mark.parametrize("made", ["ids", "no seed", "hostile"])
+def test_repair_of_copies_that_do_not_say_what_they_took(here: None, tmp_path: Path, made: str) -> None:
+    converted(tmp_path, "a")
+    out = tmp_path / "out"
+    if made == "ids":
+        reshard(tmp_path / "a", out, asked(ids=tuple(rows_of_ids(tmp_path / "a"))))
+    elif made == "no seed":
+        converted(tmp_path, "b")
+        merge([tmp_path / "a", tmp_path / "b"], out, MergeOptions(seed=None, prefix=True, jobs=1))
+    else:
+        deal_out(tmp_path / "a", tmp_path / "parts", SplitOptions(parse_shares("train=0.6,val=0.4"), jobs=1))
+        (tmp_path / "parts" / "train").rename(out)
+        for name in ("manifest.json", "manifest-000001.json"):
+            found = json.loads((out / name).read_bytes())
+            found["source"]["made_of"]["options"]["by"] = {"train": "1e999999999", "val": [3]}
+            (out / name).write_text(json.dumps(found))
+    shutil.rmtree(out / "shards")
+    failures = only_repair(repair(out, tmp_path / "trees" / "a")).failures
+    assert failures
+    for failure in failures:
+        assert failure.why.startswith("it was made by `")
+        assert "its rows are not known" in failure.why
 
 
 def rows_of_ids(folder: Path) -> list[str]:

@@ -31,6 +31,7 @@ from shardwright.convert import (
 from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Storage
+from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import FormatError, OutputError, ShardwrightError
 
 #: 16 pictures a shard.
@@ -443,6 +444,32 @@ def test_the_next_version_is_taken_up_too(
     assert done.changes.changed == ("class1/0001.jpg",)
     assert done.changes.counts() == {"added": 1, "removed": 1, "changed": 1, "relabelled": 0}
     assert list((tmp_path / "out" / ".shardwright").glob("run*")) == []
+
+
+@pytest.mark.parametrize("storage", ["hdf5", "npy"])
+@pytest.mark.parametrize("damage", ["an id", "all ids", "gone"])
+def test_damage_of_the_version_before_is_a_note_and_no_standstill(
+    here: None, tmp_path: Path, tree: Path, storage: Storage, damage: str
+) -> None:
+    """HDF5 goes round in circles over some damaged ids, and gives others than were written over more."""
+    options = replace(OPTIONS, store=replace(OPTIONS.store, format=storage))
+    convert(tree, tmp_path / "out", options)
+    files = [file.name for shard in read_manifest(tmp_path / "out").shards for file in shard.files]
+    path = tmp_path / "out" / next(name for name in files if storage == "hdf5" or name.endswith(".id.npy"))
+    content = bytearray(path.read_bytes())
+    if damage == "an id":
+        content[content.index(b".jpg")] ^= 1
+    elif damage == "all ids":
+        at = content.index(b"GCOL") + 16 if storage == "hdf5" else len(content) // 2
+        content[at : at + 4080] = b"\1" * len(content[at : at + 4080])
+    path.unlink() if damage == "gone" else path.write_bytes(content)
+    put(tree, {"class0/new.jpg": jpeg(seed=999)})
+    (done,) = convert(tree, tmp_path / "out", options)
+    assert (done.made, done.manifest.version, done.changes) == (True, 2, None)
+    (note,) = done.notes
+    assert note.startswith("what changed cannot be said: ")
+    assert str(path) in note
+    assert "\n" not in note
 
 
 def test_another_class_map_relabels(here: None, tmp_path: Path) -> None:

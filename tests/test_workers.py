@@ -391,3 +391,33 @@ def test_memory_of_workers_is_flat(tmp_path: Path) -> None:
 def test_memory_of_threads_is_that_of_this_process(built: Built) -> None:
     with warnings.catch_warnings():
         assert [m.pid for m in make_loader(open_dataset(built.folder), 4).worker_memory()] == [os.getpid()]
+
+
+class Noting:
+    """A `worker_init_fn` that leaves a file for each call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, worker: int) -> None:
+        (self.folder / f"{worker} in {os.getpid()}").touch(exist_ok=False)
+
+
+@pytest.mark.parametrize("patience", [None, 60.0])
+def test_what_each_process_does_first(built: Built, tmp_path: Path, patience: float | None) -> None:
+    """Once in each, over all epochs; and in those that are started after a death."""
+    loader = loader_of(built, timeout_seconds=patience)
+    loader.worker_init_fn = Noting(tmp_path)
+    for _ in range(2):
+        assert len(list(loader)) == 16
+    first = sorted(path.name for path in tmp_path.glob("* in *"))
+    assert [name[:2] for name in first] == ["0 ", "1 "]
+    psutil.Process(int(first[0].rpartition(" ")[2])).kill()
+    error_of(loader)
+    assert len(list(loader)) == 16
+    assert len(list(tmp_path.glob("* in *"))) == 4
+    del loader
+    threads = make_loader(open_dataset(built.folder), 4)
+    threads.worker_init_fn = Noting(tmp_path)
+    assert len(list(threads)) == 16
+    assert len(list(tmp_path.glob("* in *"))) == 4
