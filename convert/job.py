@@ -18,6 +18,8 @@ from typing import Any, Self
 
 JOB_FILE = "job.json"
 _PARTIAL = "job.partial"
+#: All that it is in a work folder.
+JOB_FILES = frozenset((JOB_FILE, _PARTIAL))
 _PRESENT: "ContextVar[Job | None]" = ContextVar("shardwright_job", default=None)
 
 

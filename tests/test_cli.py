@@ -433,7 +433,7 @@ def test_output_that_cannot_be_written(tmp_path: Path, asked: str) -> None:
         )
     *progress, said = ran.stderr.splitlines()
     assert (ran.returncode, said) == (1, "shardwright: cannot write the output: No space left on device")
-    assert all(line.startswith("verify: ") for line in progress)
+    assert all(line.startswith("time=") for line in progress)
 
 
 def test_a_reader_that_had_enough_is_no_error_to_speak_of(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_chunks_end_with_zeros(done: Conversion, storage: Storage) -> None:
 
 def test_nothing_else_is_left(done: Conversion) -> None:
     files = {file.name for shard in done.manifest.shards for file in shard.files}
-    state = {".shardwright", ".shardwright/source-000001.json", ".shardwright/lock", "shards"}
+    state = {".shardwright", ".shardwright/source-000001.npz", ".shardwright/lock", "shards"}
     assert hashes(done.folder).keys() == {
         "manifest.json",
         "manifest-000001.json",
@@ -278,7 +278,7 @@ def test_another_source_makes_the_next_version(small: Path) -> None:
         "c/0.png",
     }
     after = hashes(small / "out")
-    kept = before.keys() - {"manifest.json", ".shardwright/source-000001.json"}
+    kept = before.keys() - {"manifest.json", ".shardwright/source-000001.npz"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 

@@ -86,7 +86,7 @@ def test_beyond_keep_goes_and_shared_shards_stay(four: Built, storage: Storage, 
     assert {name for name in gone if not name.startswith("shards/")} == {
         f"{name}-00000{version}.{end}"
         for version in (1, 2)
-        for name, end in (("manifest", "json"), ("report", "jsonl"), (".shardwright/source", "json"))
+        for name, end in (("manifest", "json"), ("report", "jsonl"), (".shardwright/source", "npz"))
     }
     assert {name for name in gone if name.endswith(ending)} == {
         f"shards/00000{version}-00002.{ending}" for version in (1, 2)
@@ -165,7 +165,7 @@ def test_files_that_are_not_ours_stay(four: Built, tmp_path: Path) -> None:
         "shards/my-000001-00007.h5": b"mine",
         "shards/000001-00008.h5/inside": b"mine",
         "shards/deep/000001-00007.h5": b"mine",
-        ".shardwright/source-1.json": b"mine",
+        ".shardwright/source-1.npz": b"mine",
     }
     put(four.folder, foreign)
     (four.folder / "shards" / "000001-00077.h5").symlink_to(tmp_path / "victim" / "000001-00077.h5")
