@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def signals() -> Iterator[None]:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions without worker processes, which take seconds to start."""
     monkeypatch.setattr(workers, "ProcessPoolExecutor", _Here)
+    monkeypatch.setattr(workers, "starting_processes", nullcontext)
 
 
 @pytest.fixture
