@@ -19,11 +19,19 @@ from typing import Any
 import joblib
 
 from shardwright.convert.options import ConvertOptions
-from shardwright.convert.plan import MADE_OF, plan_shards
+from shardwright.convert.output import Output
+from shardwright.convert.plan import MADE_OF, SYNCED_FROM, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.retrace import orders, selection_of
 from shardwright.convert.scan import Scan, scan
-from shardwright.datasets.layout import Manifest, id_to_path, manifest_name, path_to_id, report_name
+from shardwright.datasets.layout import (
+    SHARD_NAME,
+    Manifest,
+    id_to_path,
+    manifest_name,
+    path_to_id,
+    report_name,
+)
 from shardwright.datasets.shards import finished_shard
 from shardwright.errors import ShardError, SourceError, UsageError
 
@@ -174,7 +182,7 @@ class Origin:
         #: Samples that were dealt out over its shards, those among them that were rejected then.
         self.samples = int(manifest.source.get("files", 0)) - manifest.rejected.get("no-class", 0)
         rejected = sum(manifest.rejected.values()) - manifest.rejected.get("no-class", 0)
-        if self.samples != sum(shard.rows for shard in manifest.shards) + rejected:
+        if not self.synced and self.samples != sum(shard.rows for shard in manifest.shards) + rejected:
             raise UsageError("its manifest does not say from how many pictures it was made")
         self._orders: list[list[str]] = []
         self._more_orders = self._guessed_orders()
@@ -185,28 +193,74 @@ class Origin:
         return MADE_OF in self.manifest.source
 
     @property
+    def synced(self) -> bool:
+        """Whether the version was brought up to date by `sync`: no plan tells its rows then."""
+        return SYNCED_FROM in self.manifest.source
+
+    def known(self, name: str) -> Remembered | None:
+        """What is known beside the version of the pictures of the shard with the file ``name``; None: nothing."""
+        number = next(
+            k for k, s in enumerate(self.manifest.shards) if name in {file.name for file in s.files}
+        )
+        hints = Output(self.folder).hints(self.manifest)
+        if hints is None or self.manifest.shards[number].dead_rows:
+            return None
+        first = sum(shard.living_rows for shard in self.manifest.shards[:number])
+        rows = slice(first, first + self.manifest.shards[number].rows)
+        return Remembered(
+            tuple(hints.ids[rows]), tuple(hints.labels[rows].tolist()), tuple(map(bytes, hints.hashes[rows]))
+        )
+
+    @property
     def environment(self) -> dict[str, Any]:
         """What made its pixels and its files. A copy knows what made its pixels, where all were made alike."""
         pixels = self.manifest.source.get("pixels_environment")
         return {**(pixels if isinstance(pixels, dict) else {}), **self.manifest.environment}
 
-    def planned_rows(self, number: int, rows: int) -> int:
-        """Rows that the shard of ``rows`` was planned with; more than it has where pictures were rejected."""
+    def planned_rows(self, name: str, number: int, rows: int) -> int:
+        """Rows that the shard of ``rows`` was planned with; more than it has where pictures were rejected.
+
+        ``name`` is that of a file of it, ``number`` the one in it.
+        """
         if self.copied:
             return rows
+        if self.synced:
+            return self._planned_like_others(name, number, rows)
         each = self.options.store.rows_per_shard(self.samples, self.options.row_bytes)
         return max(0, min(each, self.samples - number * each))
 
-    def answers(self, number: int, rows: int, left: Remembered) -> Iterator[Rows]:
+    def _planned_like_others(self, name: str, number: int, rows: int) -> int:
+        """A guess: the shards of one run are planned alike, in whole chunks, but for the last of them."""
+        version, others = SHARD_NAME.fullmatch(name), {}
+        for shard in self.manifest.shards:
+            other = SHARD_NAME.fullmatch(shard.files[0].name)
+            if version and other and other[1] == version[1]:
+                others[int(other[2])] = shard.rows
+        if number >= max(others, default=0):
+            return rows
+        chunk_rows = self.options.store.chunk_rows
+        return max(rows, -(-max(others.values()) // chunk_rows) * chunk_rows)
+
+    def answers(self, number: int, rows: int, known: Remembered | None, left: Remembered) -> Iterator[Rows]:
         """What the rows of the shard ``number`` may have been, the likeliest first, those that cannot be made too.
 
         Parameters
         ----------
         rows
             How many it has.
+        known
+            What is known of its pictures beside the version.
         left
             What it still says itself.
         """
+        if known is not None and known.ids is not None and known.digests is not None:
+            answer = self._by_id(known.ids, known)
+            yield answer
+            if answer.lacking:
+                yield from self._by_content(known.ids, known.digests, known)
+        yield from self._answers(number, rows, left)
+
+    def _answers(self, number: int, rows: int, left: Remembered) -> Iterator[Rows]:
         # Damaged HDF5 may also read as something else without a word, where its damage hides a chunk or a checksum.
         without_labels = replace(left, labels=None)
         for believed in dict.fromkeys((left, without_labels, replace(without_labels, digests=None))):
@@ -271,6 +325,8 @@ class Origin:
         if self.copied:
             end = sum(shard.rows for shard in self.manifest.shards[: number + 1])
             yield from (order[end - rows : end] for order in self._orders_of_copy())
+            return
+        if self.synced:
             return
         for ids in self._sources():
             if len(ids) != self.samples:

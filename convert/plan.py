@@ -13,6 +13,8 @@ from shardwright.errors import OutputError
 
 #: Key in a manifest's ``source`` of the data sets that it was made of.
 MADE_OF = "made_of"
+#: Key there of the version that one was brought up to date from.
+SYNCED_FROM = "synced_from"
 
 
 @dataclass(frozen=True, slots=True)

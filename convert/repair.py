@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.origin import Origin, Pictures, Rows, column_of_damaged, remembered
 from shardwright.convert.output import Output, check_paths, refuse_links
-from shardwright.convert.plan import MADE_OF, differences
+from shardwright.convert.plan import MADE_OF, SYNCED_FROM, differences
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.retrace import selection_of
@@ -147,6 +147,7 @@ class _Broken:
     origin: Origin | None = None
     made_as: int = 0  # its number among the shards of the version that made it
     stem: str = ""
+    planned_rows: int = 0
     answers: Iterator[Rows] = field(default_factory=lambda: iter(()))
     tried: list[Rows] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
@@ -232,7 +233,8 @@ class _Work:
         maker = self._maker(version)
         broken.made_by = _made_by(maker)
         broken.origin = self._origin(maker)
-        if broken.origin.planned_rows(broken.made_as, shard.rows) < shard.rows:
+        broken.planned_rows = broken.origin.planned_rows(shard.files[0].name, broken.made_as, shard.rows)
+        if broken.planned_rows < shard.rows:
             raise UsageError(
                 "the manifest's options do not give a shard of so many rows: another program made it"
             )
@@ -243,11 +245,20 @@ class _Work:
             except ShardwrightError:  # the process died of it
                 return None
 
-        broken.answers = broken.origin.answers(broken.made_as, shard.rows, remembered(read))
+        broken.answers = broken.origin.answers(
+            broken.made_as, shard.rows, broken.origin.known(shard.files[0].name), remembered(read)
+        )
 
     def _maker(self, version: int) -> Manifest:
-        here = version == self._manifest.version
-        return self._manifest if here else read_manifest(self._folder, version)
+        """The version that made a shard; or the one that still has it, where that was removed."""
+        if version == self._manifest.version:
+            return self._manifest
+        try:
+            return read_manifest(self._folder, version)
+        except FormatError:
+            if SYNCED_FROM in self._manifest.source:
+                return self._manifest
+            raise
 
     def _origin(self, manifest: Manifest) -> Origin:
         version = manifest.version
@@ -274,9 +285,7 @@ class _Work:
                     ids=rows.ids,
                     labels=rows.labels,
                     options=broken.origin.options,
-                    planned_rows=broken.origin.planned_rows(
-                        broken.made_as, self._manifest.shards[broken.number].rows
-                    ),
+                    planned_rows=broken.planned_rows,
                 )
 
     def _next_rows(self, broken: _Broken) -> Rows | None:

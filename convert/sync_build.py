@@ -15,7 +15,7 @@ from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import UNKNOWN_TIME, Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
-from shardwright.convert.plan import MADE_OF, ShardPlan, differences
+from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan, differences
 from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.scan import Scan
@@ -219,7 +219,7 @@ class SyncBuild(Build):
                 "files": len(self.scan) + len(self.scan.no_class),
                 "bytes": int(self.scan.sizes.sum()),
                 "pixels_environment": environments[0] if len(environments) == 1 else environments,
-                "synced_from": self.before.version,
+                SYNCED_FROM: self.before.version,
             },
             environment=environment or self.before.environment,
         )

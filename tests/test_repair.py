@@ -21,9 +21,12 @@ from test_one_writer import everything as with_lock
 from test_one_writer import processes_naming
 from test_verify import flip
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, write
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, scan, write
+from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.lock import one_writer
+from shardwright.convert.output import Output
 from shardwright.convert.repair import Repair, repair
+from shardwright.convert.sync import SyncOptions, sync
 from shardwright.convert.verify import verify
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Manifest, Storage
@@ -59,8 +62,23 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(here: None, tmp_path: Path, source: Path, storage: Storage) -> Path:
+    """What was known of the pictures beside the version is lost: the shards and the plan have to tell."""
     convert(source, tmp_path / "out", options(storage))
+    for hints in (tmp_path / "out" / ".shardwright").glob("source-*"):
+        hints.unlink()
     return tmp_path / "out"
+
+
+@pytest.fixture
+def hinted(here: None, tmp_path: Path, source: Path, storage: Storage) -> Path:
+    convert(source, tmp_path / "hinted", options(storage))
+    return tmp_path / "hinted"
+
+
+def lose(folder: Path, shard: int) -> None:
+    """Remove all files of a shard."""
+    for file in read_manifest(folder).shards[shard].files:
+        (folder / file.name).unlink()
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -767,7 +785,63 @@ def test_an_unfinished_conversion_is_left_alone(out: Path, source: Path, command
     assert (out / ".shardwright/run/000002-00000.h5").read_bytes() == b"kept"
 
 
-def test_convert_does_nothing_after_it(out: Path, source: Path, storage: Storage) -> None:
-    image_file(out, 1).unlink()
-    repair(out, source)
-    assert not convert(source, out, options(storage))[0].made
+def test_convert_does_nothing_after_it(hinted: Path, source: Path, storage: Storage) -> None:
+    image_file(hinted, 1).unlink()
+    repair(hinted, source)
+    assert not convert(source, hinted, options(storage))[0].made
+
+
+# --- what is known beside the version -----------------------------------------------------------------------
+
+
+def test_lost_shards_are_known_by_what_is_beside_the_version(
+    hinted: Path, source: Path, tmp_path: Path
+) -> None:
+    """Whatever became of the source since: other pictures came, and some have moved."""
+    before = everything(hinted)
+    put(source, {f"class0/new {k}.png": png(900 + k) for k in range(5)})
+    (source / "class0" / "0000.png").rename(source / "class2" / "elsewhere.png")
+    for shard in range(len(read_manifest(hinted).shards)):
+        lose(hinted, shard)
+    assert only(repair(hinted, source)).failures == ()
+    assert everything(hinted) == before
+
+
+def test_lost_shards_and_a_changed_picture(hinted: Path, source: Path) -> None:
+    lose(hinted, 0)
+    known = Output(hinted).hints(read_manifest(hinted))
+    assert known is not None
+    (source / known.ids[0]).write_bytes(png(12345))
+    (failure,) = only(repair(hinted, source)).failures
+    assert failure.why.startswith(f"pictures that are missing or changed in '{source}' (1): '{known.ids[0]}'")
+
+
+def test_a_data_set_that_was_synced(
+    tmp_path: Path, here: None, source: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of each sync, those with pixels that were copied, and old ones whose own version is gone."""
+    later = time.time_ns() + 60_000_000_000  # the files are at rest
+    monkeypatch.setattr(scan.time, "time_ns", lambda: later)
+    hinted = tmp_path / "hinted"
+    convert(source, hinted, options(storage))
+    lacking = next(k for k in range(4) if "class0/0000.png" in taken(hinted, k))
+    put(source, {"class0/0000.png": png(700), "new/1.png": png(701), "new/2.png": png(702)})
+    for k in (3, 6, 9):
+        (source / "class0" / f"{k:04d}.png").rename(source / "new" / f"moved{k}.png")
+    sync(source, hinted, SyncOptions(jobs=1))
+    manifest, before = read_manifest(hinted), everything(hinted)
+    whole = [k for k, shard in enumerate(manifest.shards) if not shard.dead_rows]
+    assert len(whole) >= 3  # an old one, the new pictures, and those that moved
+    for shard in whole:
+        lose(hinted, shard)
+    assert only(repair(hinted, source)).failures == ()
+    assert everything(hinted) == before
+    gc(hinted, GcOptions(keep=1, min_age_seconds=0))
+    before = everything(hinted)
+    for shard in whole:
+        lose(hinted, shard)
+    flip_pixel(hinted, lacking)
+    failures = only(repair(hinted, source)).failures
+    assert [failure.files[0] for failure in failures] == [manifest.shards[lacking].files[0].name]
+    now = everything(hinted)
+    assert {name for name in before if before[name] != now[name]} == {failures[0].files[0]}
