@@ -85,12 +85,14 @@ class Rows:
     """What the rows of a shard may have been: paths below the source, ids and labels, in order.
 
     ``lacking`` are ids of pictures that are not in the source, or not as they were: then it cannot be made so.
+    ``planned`` are the rows that the shard was planned with, 0 where that is not said.
     """
 
     paths: tuple[str, ...]
     ids: tuple[str, ...]
     labels: tuple[int, ...]
     lacking: tuple[str, ...] = ()
+    planned: int = 0
 
 
 class Pictures:
@@ -217,29 +219,28 @@ class Origin:
         pixels = self.manifest.source.get("pixels_environment")
         return {**(pixels if isinstance(pixels, dict) else {}), **self.manifest.environment}
 
-    def planned_rows(self, name: str, number: int, rows: int) -> int:
-        """Rows that the shard of ``rows`` was planned with; more than it has where pictures were rejected.
+    def planned_rows(self, name: str, number: int, rows: int) -> list[int]:
+        """Rows that the shard of ``rows`` may have been planned with; more than it has where pictures were rejected.
 
         ``name`` is that of a file of it, ``number`` the one in it.
         """
         if self.copied:
-            return rows
+            return [rows]
         if self.synced:
             return self._planned_like_others(name, number, rows)
         each = self.options.store.rows_per_shard(self.samples, self.options.row_bytes)
-        return max(0, min(each, self.samples - number * each))
+        return [max(0, min(each, self.samples - number * each))]
 
-    def _planned_like_others(self, name: str, number: int, rows: int) -> int:
-        """A guess: the shards of one run are planned alike, in whole chunks, but for the last of them."""
+    def _planned_like_others(self, name: str, number: int, rows: int) -> list[int]:
+        """Guesses: as many as there are; or as the others of that run, which are planned alike, in whole chunks."""
         version, others = SHARD_NAME.fullmatch(name), {}
         for shard in self.manifest.shards:
             other = SHARD_NAME.fullmatch(shard.files[0].name)
             if version and other and other[1] == version[1]:
                 others[int(other[2])] = shard.rows
-        if number >= max(others, default=0):
-            return rows
         chunk_rows = self.options.store.chunk_rows
-        return max(rows, -(-max(others.values()) // chunk_rows) * chunk_rows)
+        most = -(-max(others.values(), default=rows) // chunk_rows) * chunk_rows
+        return list(dict.fromkeys((rows, max(rows, most))))
 
     def answers(self, number: int, rows: int, known: Remembered | None, left: Remembered) -> Iterator[Rows]:
         """What the rows of the shard ``number`` may have been, the likeliest first, those that cannot be made too.

@@ -6,7 +6,7 @@ what comes of it is right, or nothing comes of it. The version stays what it was
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,6 @@ class _Broken:
     origin: Origin | None = None
     made_as: int = 0  # its number among the shards of the version that made it
     stem: str = ""
-    planned_rows: int = 0
     answers: Iterator[Rows] = field(default_factory=lambda: iter(()))
     tried: list[Rows] = field(default_factory=list)
     whys: list[str] = field(default_factory=list)
@@ -233,8 +232,8 @@ class _Work:
         maker = self._maker(version)
         broken.made_by = _made_by(maker)
         broken.origin = self._origin(maker)
-        broken.planned_rows = broken.origin.planned_rows(shard.files[0].name, broken.made_as, shard.rows)
-        if broken.planned_rows < shard.rows:
+        planned = broken.origin.planned_rows(shard.files[0].name, broken.made_as, shard.rows)
+        if max(planned) < shard.rows:
             raise UsageError(
                 "the manifest's options do not give a shard of so many rows: another program made it"
             )
@@ -245,9 +244,9 @@ class _Work:
             except ShardwrightError:  # the process died of it
                 return None
 
-        broken.answers = broken.origin.answers(
-            broken.made_as, shard.rows, broken.origin.known(shard.files[0].name), remembered(read)
-        )
+        known = broken.origin.known(shard.files[0].name)
+        answers = broken.origin.answers(broken.made_as, shard.rows, known, remembered(read))
+        broken.answers = (replace(rows, planned=number) for rows in answers for number in planned)
 
     def _maker(self, version: int) -> Manifest:
         """The version that made a shard; or the one that still has it, where that was removed."""
@@ -285,7 +284,7 @@ class _Work:
                     ids=rows.ids,
                     labels=rows.labels,
                     options=broken.origin.options,
-                    planned_rows=broken.planned_rows,
+                    planned_rows=rows.planned,
                 )
 
     def _next_rows(self, broken: _Broken) -> Rows | None:
