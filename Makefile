@@ -9,7 +9,7 @@ TYPING := build/typing/shardwright
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help convert reshard train test check test-interop bench typing clean soak bench-load bench-start bench-reshard ffcv
+.PHONY: help convert reshard train test check test-interop bench typing clean soak bench-load bench-start bench-reshard bench-sync ffcv
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ bench-start: $(READY) ## Measure the first batch of 1.28 million rows in 1,000 s
 
 bench-reshard: $(READY) ## Measure re-sharding against copying and hashing the same bytes
 	$(BIN)/python -P benchmarks/reshard.py
+
+bench-sync: $(READY) ## Measure sync by how much of a tree changed, and reading with dead rows
+	$(BIN)/python -P benchmarks/sync.py
 
 ffcv: ## FFCV in an environment of its own, for bench-load
 	benchmarks/ffcv_environment.sh build/ffcv
