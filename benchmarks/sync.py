@@ -43,7 +43,7 @@ REST_SECONDS = 2.5
 def picture(rng: np.random.Generator) -> bytes:
     """A small picture of soft blocks, as the bytes of a JPEG."""
     pixels = np.kron(rng.integers(0, 256, (4, 4, 3), np.uint8), np.ones((SIZE // 4, SIZE // 4, 1), np.uint8))
-    return simplejpeg.encode_jpeg(pixels, 90)
+    return bytes(simplejpeg.encode_jpeg(pixels, 90))
 
 
 def draw(tree: Path, pictures: int) -> None:
@@ -154,9 +154,8 @@ def measure_reading(images: int, rounds: int) -> None:
     with_dead_rows(whole, dead)
     found: Manifest = read_manifest(dead)
     print(f"\n{images} rows of 256x256x3, {1 - found.rows / images:.1%} of them dead, {rounds} rounds\n")
-    print(
-        "| order | images/s, none dead | some dead / none dead, median | min - max | first batch, s |\n|---|---|---|---|---|"
-    )
+    print("| order | images/s, none dead | some dead / none dead, median | min - max | first batch, s |")
+    print("|---|---|---|---|---|")
     orders: tuple[Literal["exact", "block"], ...] = ("exact", "block")
     for order in orders:
         for folder in (whole, dead):
