@@ -5,7 +5,7 @@ Never needed to read the data set. Where they are lost, a `sync` reads all pictu
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,6 +98,15 @@ class Hints:
             stamps=self.stamps.taking(everything),
             labels=self.labels[index],
             hashes=self.hashes[index],
+        )
+
+    def with_rejects(self, ids: Container[str]) -> "Hints":
+        """The same without what was known of pictures that were rejected, but for those with ``ids``."""
+        index = [k for k, id in enumerate(self.ids) if k < self.rows or id in ids]
+        if len(index) == len(self.ids):
+            return self
+        return replace(
+            self, ids=[self.ids[k] for k in index], stamps=self.stamps.taking(np.array(index, np.int64))
         )
 
     def to_bytes(self, manifest: Manifest) -> bytes:

@@ -1,6 +1,6 @@
 """A data set that is being made of pictures: a whole source, or a split of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from shardwright.convert.workers import Workers
 from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest, columns_of
 from shardwright.datasets.reader import Reader
-from shardwright.errors import ShardError, ShardwrightError, SourceError
+from shardwright.errors import NAMED, ShardError, ShardwrightError, SourceError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +78,8 @@ class PictureBuild(Build):
         self.version = decide(newest, unchanged, self.options, self.inputs, str(self.output.folder))
         if self.version is None:
             return
+        if newest is not None:
+            self.notes += _renumbered(newest, self.scan.classes)
         self.plans = plan_shards(len(self.scan), self.version, self.options)
         if not self.options.new_version:
             self.refuse_unfinished()
@@ -207,3 +209,20 @@ class PictureBuild(Build):
 def _last(findings: list[Finding]) -> str:
     last = findings[-1]
     return f"'{last.id}': {last.reason}: {last.message}"
+
+
+def _renumbered(newest: Manifest, classes: Sequence[str]) -> list[str]:
+    """That classes get other numbers than they had: a model that was trained before would take one for another."""
+    number = {name: k for k, name in enumerate(classes)}
+    moved = [
+        f"'{name}' was {k}, is {number[name]}"
+        for k, name in enumerate(newest.classes)
+        if number.get(name, k) != k
+    ]
+    if not moved:
+        return []
+    more = f" and {len(moved) - NAMED} more" if len(moved) > NAMED else ""
+    return [
+        f"classes have other numbers than in version {newest.version}: {'; '.join(moved[:NAMED])}{more}. "
+        "`shardwright sync` keeps them"
+    ]

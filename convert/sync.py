@@ -168,7 +168,9 @@ def _builds(
             findings = read_report(folder, manifest.version)
         except ValueError as error:
             findings = []
-            notes.append(f"{error}: it is not carried over")
+            notes.append(f"{error}: what was rejected or suspect then is not known")
+        # A picture that is left out without a word in the report is looked at again.
+        known = known.with_rejects({f.id for f in findings if f.verdict == "rejected"})
         with progress(f"compare {split}".rstrip(), None, "pictures") as bar:
             plan = plan_sync(known, found, partial(_digests, found, bar.update))
         each = SyncBuild(

@@ -389,6 +389,17 @@ def test_rejects_stay_rejected_unread(
     assert done.manifest.rejected == {"truncated": 1}
 
 
+def test_rejects_of_a_lost_report_are_looked_at_again(tree: Path, here: None, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    put(tree, {"a/cut.jpg": jpeg()[:-60]})
+    convert(tree, out, OPTIONS)
+    (out / "report-000001.jsonl").unlink()
+    put(tree, {"a/new.png": png(seed=55)})
+    done = only(sync(tree, out, SYNC))
+    assert "what was rejected or suspect then is not known" in done.notes[0]
+    assert_is_the_tree(tree, out, tmp_path / "fresh", OPTIONS)
+
+
 def test_doubts_follow_their_pictures(tree: Path, here: None, tmp_path: Path) -> None:
     """A suspect that stays, or moves, is in the report of the next version; one that goes is not."""
     dark = [
@@ -523,6 +534,19 @@ def test_classes_that_are_new(tree: Path, hdf5: Path, here: None, tmp_path: Path
     put(tree, {"stranger/1.png": png(seed=50)})
     with pytest.raises(SourceError, match="does not name: 'stranger'. It was given by --classes"):
         sync(tree, tmp_path / "given", SYNC)
+
+
+def test_a_conversion_says_that_it_numbers_classes_anew(tree: Path, hdf5: Path) -> None:
+    """As a conversion does; a sync never does."""
+    put(tree, {"aa/1.png": png(seed=50)})
+    sync(tree, hdf5, SYNC)
+    assert read_manifest(hdf5).classes == ("a", "b", "aa")
+    put(tree, {"aa/2.png": png(seed=51)})
+    (done,) = convert(tree, hdf5, OPTIONS)
+    assert done.notes == (
+        "classes have other numbers than in version 2: 'b' was 1, is 2; 'aa' was 2, is 1. `shardwright sync` keeps "
+        "them",
+    )
 
 
 def test_removals_alone_write_no_shard(tree: Path, out: Path, tmp_path: Path, storage: Storage) -> None:
