@@ -85,6 +85,12 @@ class Hints:
     labels: Int64
     hashes: npt.NDArray[np.uint8]
 
+    @classmethod
+    def nothing(cls) -> "Hints":
+        """Where nothing is known: no version has such ones."""
+        none = np.zeros(0, np.int64)
+        return cls("", 0, 0, (), Stamps(none, none, none), none, np.zeros((0, 32), np.uint8))
+
     def is_certain(self) -> npt.NDArray[np.bool_]:
         """(n,): whether a file of the same stamps is the same."""
         return self.stamps.at_rest(self.began_ns)

@@ -182,8 +182,7 @@ class Output:
         """Write report and manifest of a version whose shards are placed: from then on readers see it."""
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
-        if hints is not None:
-            self.remember(manifest, hints)
+        self.remember(manifest, hints or Hints.nothing())
         write_manifest(self.folder, manifest)
         self.unfinished.forget()
 

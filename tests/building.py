@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import Output
 from shardwright.convert.store import shard_file, shard_writer
@@ -25,17 +24,6 @@ from shardwright.datasets import ShardedDataset, open_dataset
 from shardwright.datasets.aio import ReadList
 from shardwright.datasets.layout import Manifest, Shard, Stats, Storage, columns_of
 from shardwright.loaders import LoaderOptions, make_loader
-
-#: Of a source that there never was.
-NO_HINTS = Hints(
-    fingerprint="",
-    began_ns=0,
-    rows=0,
-    ids=(),
-    stamps=Stamps(*np.zeros((3, 0), np.int64)),
-    labels=np.zeros(0, np.int64),
-    hashes=np.zeros((0, 32), np.uint8),
-)
 
 
 @dataclass(frozen=True)
@@ -121,7 +109,7 @@ def build(
         stats=Stats(*(tuple(f(images[living], axis=(0, 1, 2)).tolist()) for f in (np.mean, np.std))),
         options={"chunk_rows": chunk_rows},
     )
-    output.publish(manifest, [], NO_HINTS)
+    output.publish(manifest, [], None)
     output.abandon()
     return Built(
         folder,
@@ -144,7 +132,7 @@ def publish_next(built: Built, keep: int) -> Manifest:
     shards = (*built.manifest.shards[:keep], replace(last, files=tuple(files)))
     rows = sum(shard.living_rows for shard in shards)
     manifest = replace(built.manifest, version=version, shards=shards, rows=rows)
-    Output(folder).publish(manifest, [], NO_HINTS)
+    Output(folder).publish(manifest, [], None)
     return manifest
 
 

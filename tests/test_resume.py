@@ -487,16 +487,17 @@ def test_another_class_map_relabels(here: None, tmp_path: Path) -> None:
 # What Python runs first in every process of the conversion: reading a picture called poison ends the process, one
 # called unlucky does so once, or once for each y in its name.
 _SITE = """
-import os, pathlib, signal
-real = pathlib.Path.read_bytes
-def read_bytes(self):
-    if self.name.startswith("poison"):
+import builtins, os, signal
+real = builtins.open
+def reading(path, mode="r", *rest, **options):
+    name = os.path.basename(path) if mode == "rb" and isinstance(path, (str, os.PathLike)) else ""
+    if name.startswith("poison"):
         os.kill(os.getpid(), signal.{signal})
-    if self.name.startswith("unlucky") and len(os.listdir({once!r})) < self.name.count("y"):
-        open(os.path.join({once!r}, str(os.getpid())), "w").close()
+    if name.startswith("unlucky") and len(os.listdir({once!r})) < name.count("y"):
+        real(os.path.join({once!r}, str(os.getpid())), "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(self)
-pathlib.Path.read_bytes = read_bytes
+    return real(path, mode, *rest, **options)
+builtins.open = reading
 """
 
 
