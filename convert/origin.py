@@ -6,7 +6,6 @@ What is found is a guess until the shard is made again: its SHA-256 in the manif
 import faulthandler
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import Output
 from shardwright.convert.plan import MADE_OF, SYNCED_FROM, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
+from shardwright.convert.report import read_report
 from shardwright.convert.retrace import orders, selection_of
 from shardwright.convert.scan import Scan, scan
 from shardwright.datasets.layout import (
@@ -30,7 +30,6 @@ from shardwright.datasets.layout import (
     id_to_path,
     manifest_name,
     path_to_id,
-    report_name,
 )
 from shardwright.datasets.shards import finished_shard
 from shardwright.errors import ShardError, SourceError, UsageError
@@ -410,17 +409,10 @@ class Origin:
     @cached_property
     def _rejected(self) -> set[str]:
         """Ids of pictures that its report says were rejected, those without a class left out."""
-        try:
-            report = self.folder / report_name(self.manifest.version)
-            lines = report.read_text("utf-8").splitlines() if report.is_file() else []
-            found = [json.loads(line) for line in lines]
-            return {
-                entry["id"]
-                for entry in found
-                if entry["verdict"] == "rejected" and entry["reason"] != "no-class"
-            }
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return set()
+        with suppress(ValueError):
+            found = read_report(self.folder, self.manifest.version)
+            return {f.id for f in found if f.verdict == "rejected" and f.reason != "no-class"}
+        return set()
 
 
 def _ids(found: Scan) -> dict[str, str]:
