@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardwright.convert.job import JOB_FILES
 from shardwright.convert.plan import differences
 from shardwright.datasets.layout import WORK_FOLDER
 from shardwright.datasets.manifest import replace_file, sync_folder
@@ -108,7 +109,8 @@ class ExportState:
         status = self.status()
         if status is None:
             hidden = set(os.listdir(self._state)) if self._state.is_dir() else set()
-            names |= {f"{WORK_FOLDER}/{name}" for name in hidden - {"lock", f"{_STATUS}.partial"}}
+            ours = {"lock", f"{_STATUS}.partial", *JOB_FILES}
+            names |= {f"{WORK_FOLDER}/{name}" for name in hidden - ours}
             self._refuse(names)
             return None
         if status.stage != "finished":
