@@ -15,7 +15,6 @@ from shardwright.group import (
     DEBUG,
     FAILED,
     FOLDER,
-    MAX_RUNTIME,
     WITH_REJECTS,
     Group,
     allow_open_files,
@@ -23,7 +22,7 @@ from shardwright.group import (
     show,
     show_each,
 )
-from shardwright.operation import Operation, operation
+from shardwright.operation import MAX_RUNTIME, Operation, operation
 from shardwright.resharding import COMMANDS
 
 

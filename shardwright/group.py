@@ -124,20 +124,6 @@ DEBUG = click.option(
 )
 
 
-def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    from shardwright.convert.options import seconds_of
-
-    return None if value is None else seconds_of(value, "max_runtime")
-
-
-MAX_RUNTIME = click.option(
-    "--max-runtime",
-    metavar="TIME",
-    callback=_seconds,
-    help="Begin no shard after TIME, such as 8h, 90m or 30s. Exit code 5: run again to go on.",
-)
-
-
 def show(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list[str]]) -> None:
     """One JSON object, keyed by split where there are splits; or lines, but for ``--quiet``."""
     if as_json:

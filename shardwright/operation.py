@@ -42,6 +42,20 @@ _OPTIONS = (
 )
 
 
+def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    from shardwright.convert.options import seconds_of
+
+    return None if value is None else seconds_of(value, "max_runtime")
+
+
+MAX_RUNTIME = click.option(
+    "--max-runtime",
+    metavar="TIME",
+    callback=_seconds,
+    help="Begin no shard after TIME, such as 8h, 90m or 30s. Exit code 5: run again to go on.",
+)
+
+
 def operation(work: Work | None = None) -> Callable[[Command], Command]:
     """Make a command an operation: it gets ``job``, an `Operation`, and options of what is said of it.
 

@@ -8,8 +8,8 @@ import click
 from click.core import ParameterSource
 
 from shardwright.errors import UsageError
-from shardwright.group import AS_JSON, DEBUG, FOLDER, MAX_RUNTIME, WITH_REJECTS, show_each
-from shardwright.operation import Operation, operation
+from shardwright.group import AS_JSON, DEBUG, FOLDER, WITH_REJECTS, show_each
+from shardwright.operation import MAX_RUNTIME, Operation, operation
 
 JOBS = click.option(
     "--jobs", type=int, help="Processes. Default: as the CPUs and memory that may be used allow."

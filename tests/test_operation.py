@@ -127,6 +127,21 @@ def test_the_run_book_lists_every_event() -> None:
     assert len(listed) >= 18
 
 
+def test_the_run_book_lists_messages_that_are_said() -> None:
+    recover = RUN_BOOK.partition("## Recover")[2].partition("## Clean up")[0]
+    rows = re.findall(r"^\| (`.*?`) \| ", recover, re.M)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    said = [path.read_text() for path in ROOT.glob("*/*.py") if path.parent.name != "tests"]
+    assert [message for message in messages if not any(message in text for text in said)] == []
+    assert len(messages) > 20
+
+
+def test_the_run_book_lists_every_exit_code() -> None:
+    for text in (RUN_BOOK, (ROOT / "README.md").read_text("utf-8")):
+        codes = re.findall(r"^\| (\d+(?:, \d+)?) \| ", text, re.M)
+        assert set(", ".join(codes).split(", ")) >= {"0", "1", "2", "3", "4", "5", "130", "143"}
+
+
 def test_a_conversion_in_events(logged: Any, source: Path, out: Path) -> None:
     put(source, {"a/cut.jpg": BROKEN, "a/404.jpg": b"<html>"})
     code, found = logged("convert", source, out, *FAST, "--jobs", 2)
