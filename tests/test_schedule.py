@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -68,6 +68,13 @@ def edited(text: str, **values: object) -> str:
     return text
 
 
+def missing(why: str) -> NoReturn:
+    """Skip a test for want of a scheduler; where the project's own checks run it can be had, and is to be."""
+    if os.environ.get("CI") and os.geteuid() == 0:
+        pytest.fail(why)
+    pytest.skip(why)
+
+
 def wait_for(there: Callable[[], Any], seconds: float = 60) -> Any:
     end = time.monotonic() + seconds
     while not (found := there()):
@@ -118,6 +125,7 @@ def night(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ]
     subprocess.run(converting, check=True)
     put(pictures, {"a/cut.jpg": BROKEN, "a/new.png": png(99)})
+    time.sleep(2.1)  # what is written within the time that clocks of files are exact to is looked at again
     other = build(folder / "other shards").folder
     lines = crontab.splitlines(keepends=True)
     jobs = [line for line in lines if re.match(r"[\d*]", line)]
@@ -135,10 +143,8 @@ def night(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         try:
             for name in said:
                 daemons.enter_context(running_cron(folder / name, folder / f"{name} mails"))
-        except Missing as missing:
-            if os.environ.get("CI"):
-                raise
-            yield str(missing)
+        except Missing as why:
+            yield str(why)
             return
         yield Night(folder / "my shards", other, folder / "sync mails", folder / "reshard mails")
 
@@ -149,10 +155,8 @@ def night(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def analyze(*arguments: object) -> "subprocess.CompletedProcess[str]":
     try:
         program = systemd_analyze()
-    except Missing as missing:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(missing))
+    except Missing as why:
+        missing(str(why))
     return subprocess.run(
         [program, *map(str, arguments)],
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
@@ -165,7 +169,10 @@ def analyze(*arguments: object) -> "subprocess.CompletedProcess[str]":
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert len(UNITS) == 4
     ran = analyze("verify", "--man=no", *UNITS)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert ran.returncode == 0
+    assert [
+        line for line in ran.stderr.splitlines() if "shardwright" in line
+    ] == []  # of others it may say something
     for unit in UNITS:
         shutil.copy(unit, tmp_path)
     wrong = tmp_path / "shardwright-sync.service"
@@ -470,7 +477,7 @@ def test_slurm_is_told_what_the_script_relies_on(example: str) -> None:
 def test_cron_does_what_the_crontab_says(night: Night | str) -> None:
     """Debian's own cron. One mail, of the picture that is rejected; what is in order is said by nobody."""
     if isinstance(night, str):
-        pytest.skip(night)
+        missing(night)
     (mail,) = wait_for(lambda: list(night.sync_mails.glob("*.mail")), 90)
     head, _, body = mail.read_text().partition("\n\n")
     assert "To: you@example.org" in head
