@@ -21,6 +21,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# `run COMMAND...`: its exit code. SIGTERM comes to this shell alone: it is handed on, and the end waited for. A command
+# in the background would not hear Ctrl-C, but for the trap.
+define RUN
+run() { (trap - INT; exec "$$@") & local child=$$!; trap "kill -TERM $$child" TERM; trap : INT; \
+	  while kill -0 $$child 2>/dev/null; do wait $$child; done; wait $$child; }
+endef
+
 # SRC and OUT go through the environment, as they were typed: spaces, quotes and dollars are safe. Make itself
 # would hand them on expanded.
 unexport SRC OUT
@@ -37,20 +44,24 @@ ifeq ($(value SRC),)
 	  '  make convert SRC="your folder" OUT="your shards"'
 else
 	@if [ -z "$$SHARDWRIGHT_MAKE_OUT" ]; then echo 'make convert: say where to write: OUT="a folder"' >&2; exit 2; fi; \
-	$(BIN)/shardwright convert "$$SHARDWRIGHT_MAKE_SRC" "$$SHARDWRIGHT_MAKE_OUT" || { code=$$?; \
+	$(RUN); run $(BIN)/shardwright convert "$$SHARDWRIGHT_MAKE_SRC" "$$SHARDWRIGHT_MAKE_OUT" || { code=$$?; \
 	  [ $$code -eq 3 ] || exit $$code; \
 	  echo 'make convert: done, but some pictures were rejected: see above' >&2; }
 endif
 
-# ARGS are further options, as in a shell.
+# ARGS are further options, as in a shell. Make's own exit code is 2 for whatever fails: so 5, out of time, is none of it.
 unexport ARGS
 reshard: export SHARDWRIGHT_MAKE_SRC = $(value SRC)
 reshard: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
 reshard: $(READY) ## Lay the data set SRC out anew, in OUT or as its next version; ARGS="--chunk-rows 64"
 	@if [ -z "$$SHARDWRIGHT_MAKE_SRC" ]; then echo 'make reshard: say which data set: SRC="a folder"' >&2; exit 2; fi; \
-	$(BIN)/shardwright reshard "$$SHARDWRIGHT_MAKE_SRC" $${SHARDWRIGHT_MAKE_OUT:+"$$SHARDWRIGHT_MAKE_OUT"} $(ARGS) || { \
-	  code=$$?; [ $$code -eq 3 ] || exit $$code; \
-	  echo 'make reshard: done, with a warning: see above' >&2; }
+	$(RUN); \
+	run $(BIN)/shardwright reshard "$$SHARDWRIGHT_MAKE_SRC" $${SHARDWRIGHT_MAKE_OUT:+"$$SHARDWRIGHT_MAKE_OUT"} $(ARGS) || { \
+	  code=$$?; case $$code in \
+	    3) echo 'make reshard: done, with a warning: see above' >&2;; \
+	    5) echo 'make reshard: not finished, its time is over: the same command goes on' >&2;; \
+	    *) exit $$code;; \
+	  esac; }
 
 train: export SHARDWRIGHT_MAKE_OUT = $(value OUT)
 train: convert ## Convert, then train the example on the result

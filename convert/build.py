@@ -106,8 +106,11 @@ class Build(ABC):
         """Raise ShardError for all damage in what it is made of, where a worker stumbled over some."""
         return  # pictures are not damaged, but rejected
 
-    def refuse(self) -> None:
-        """Raise ShardwrightError if, by all that was written, it is not to be published after all."""
+    def conclude(self) -> None:
+        """All its shards are written: raise ShardwrightError if by them it is not to be published after all.
+
+        Where they amount to what is there, ``version`` is None from now on.
+        """
         return
 
     @property
@@ -215,7 +218,7 @@ def build(
                     show = partial(_show, progress, stage)
                     _write(todo, out, workers, show, deadline)
             for each in todo:
-                each.refuse()
+                each.conclude()
             manifests = [None if each.version is None else each.manifest() for each in builds]
             done: list[tuple[AnyBuild, Manifest | None]] = []
             for each, manifest in zip(builds, manifests, strict=True):

@@ -109,7 +109,8 @@ class ExportState:
         status = self.status()
         if status is None:
             hidden = set(os.listdir(self._state)) if self._state.is_dir() else set()
-            names |= {f"{WORK_FOLDER}/{name}" for name in hidden - {"lock", f"{_STATUS}.partial", *JOB_FILES}}
+            ours = {"lock", f"{_STATUS}.partial", *JOB_FILES}
+            names |= {f"{WORK_FOLDER}/{name}" for name in hidden - ours}
             self._refuse(names)
             return None
         if status.stage != "finished":

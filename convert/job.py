@@ -18,7 +18,7 @@ from typing import Any, Self
 
 JOB_FILE = "job.json"
 _PARTIAL = "job.partial"
-#: All that it is in a work folder.
+#: All that lies in the work folder of an output while somebody holds it, or when its holder was killed.
 JOB_FILES = frozenset((JOB_FILE, _PARTIAL))
 _PRESENT: "ContextVar[Job | None]" = ContextVar("shardwright_job", default=None)
 
@@ -133,7 +133,7 @@ def read_job(state: Path) -> dict[str, Any] | None:
 
 
 def _remove(state: Path) -> None:
-    for name in (JOB_FILE, _PARTIAL):
+    for name in JOB_FILES:
         if os.path.lexists(state / name):
             with suppress(OSError):
                 (state / name).unlink()

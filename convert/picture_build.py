@@ -128,7 +128,7 @@ class PictureBuild(Build):
         ]
         return no_class + [finding for record in self.records for finding in record.findings]
 
-    def refuse(self) -> None:
+    def conclude(self) -> None:
         rejected = [f for f in self.findings() if f.verdict == "rejected"] if self.options.strict else []
         if not rejected:
             return

@@ -190,6 +190,20 @@ class SyncBuild(Build):
                 found.append(finding)
         return found + [finding for record in self.records for finding in record.findings]
 
+    def conclude(self) -> None:
+        """Pictures that were rejected, and are rejected again, are no new version."""
+        known = set(self.known.ids[self.known.rows :])
+        amounts_to_nothing = (
+            not len(self.plan.dead)
+            and self.before.classes == self.scan.classes
+            and all(record.shard is None for record in self.records)
+            and all(self.scan.ids[at] in known for at in self.plan.fresh.tolist())
+        )
+        if amounts_to_nothing:
+            self.version = None
+            self.remember()
+            self.output.unfinished.forget()
+
     def manifest(self) -> Manifest:
         records, sums, environment = self.finished()
         new = [record.shard for record in records if record.shard is not None]

@@ -519,7 +519,9 @@ def test_what_is_not_ours_is_named_and_left(tmp_path: Path, command: Command) ->
         ran = command("export", built.folder, tmp_path / name, "--to", "folder")
         assert (ran.code, named in ran.err) == (1, True), ran.err
     assert everything(tmp_path) == before
-    (tmp_path / "empty").mkdir()
+    put(
+        tmp_path / "empty", {".shardwright/job.json": b"{", ".shardwright/job.partial": b""}
+    )  # of a killed run
     assert command("export", built.folder, tmp_path / "empty", "--to", "folder").code == 0
 
 

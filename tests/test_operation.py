@@ -127,6 +127,21 @@ def test_the_run_book_lists_every_event() -> None:
     assert len(listed) >= 18
 
 
+def test_the_run_book_lists_messages_that_are_said() -> None:
+    recover = RUN_BOOK.partition("## Recover")[2].partition("## Clean up")[0]
+    rows = re.findall(r"^\| (`.*?`) \| ", recover, re.M)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    said = [path.read_text() for path in ROOT.glob("*/*.py") if path.parent.name != "tests"]
+    assert [message for message in messages if not any(message in text for text in said)] == []
+    assert len(messages) > 20
+
+
+def test_the_run_book_lists_every_exit_code() -> None:
+    for text in (RUN_BOOK, (ROOT / "README.md").read_text("utf-8")):
+        codes = re.findall(r"^\| (\d+(?:, \d+)?) \| ", text, re.M)
+        assert set(", ".join(codes).split(", ")) >= {"0", "1", "2", "3", "4", "5", "130", "143"}
+
+
 def test_a_conversion_in_events(logged: Any, source: Path, out: Path) -> None:
     put(source, {"a/cut.jpg": BROKEN, "a/404.jpg": b"<html>"})
     code, found = logged("convert", source, out, *FAST, "--jobs", 2)
@@ -307,7 +322,7 @@ def test_usage(command: Command, source: Path, out: Path) -> None:
 
 
 def bare(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[bytes]":
-    """As from cron at its barest: `env -i LC_ALL=C`, no PATH, no terminal."""
+    """As from a scheduler at its barest: `env -i LC_ALL=C`, no PATH, no terminal."""
     given = {"env": {"LC_ALL": "C"}, "stdin": subprocess.DEVNULL, "cwd": "/", "check": False, **options}
     if "stderr" not in given:
         given["capture_output"] = True
@@ -322,11 +337,21 @@ def test_names_of_any_bytes_in_a_bare_environment(tmp_path: Path, in_json: bool)
     log = ["--log-json"] * in_json
     runs = {
         ("convert", folder / "src", folder / "out", "--size", 16, "--jobs", 1): 3,
-        ("verify", folder / "out"): 0,
+        ("sync", folder / "later", folder / "out", "--jobs", 1): 3,
+        ("sync", folder / "empty", folder / "out"): 1,
+        ("verify", folder / "out", "--full"): 0,
         ("reshard", folder / "out", folder / "two", "--chunk-rows", 2, "--jobs", 1): 0,
         ("reshard", folder / "out", folder / "two", "--chunk-rows", 3): 1,
+        ("reshard", folder / "out", "--seed", 5, "--jobs", 1): 0,
+        ("gc", folder / "out", "--keep", 1, "--min-age", 0): 0,
+        ("export", folder / "out", folder / "pictures", "--to", "folder", "--jobs", 1): 0,
+        ("export", folder / "out", folder / "pictures", "--to", "webdataset"): 1,
+        ("repair", folder / "out", "--source", folder / "later"): 0,
         ("convert", folder / "gone", folder / "out"): 2,
     }
+    shutil.copytree(folder / "src", folder / "later")
+    put(folder / "later", {f"{evil}/more{evil}.png": png(7), f"{evil} 2/one.png": png(8)})
+    (folder / "empty").mkdir()
     for arguments, code in runs.items():
         ran = bare(*arguments, *log)
         assert ran.returncode == code, ran.stderr
@@ -335,11 +360,13 @@ def test_names_of_any_bytes_in_a_bare_environment(tmp_path: Path, in_json: bool)
         found = events(ran.stderr.decode(), in_json)
         if code in (0, 3):
             assert (found[0]["event"], found[-1]["event"], found[-1]["code"]) == ("start", "end", str(code))
-            assert found[0]["out"] == plain(str(arguments[-3] if arguments[0] == "gone" else _out(arguments)))
+            assert found[0]["out"] == plain(str(_out(*arguments)))
+    assert (read_manifest(folder / "out").rows, read_manifest(folder / "two").rows) == (8, 8)
+    assert len(list((folder / "pictures").rglob("*.png"))) == 8
 
 
-def _out(arguments: tuple[Any, ...]) -> Any:
-    return arguments[1] if arguments[0] == "verify" else arguments[2]
+def _out(command: str, first: Path, second: Any = None, *_: Any) -> Any:
+    return second if isinstance(second, Path) else first
 
 
 def test_a_log_that_cannot_be_written_ends_no_job(source: Path, out: Path) -> None:

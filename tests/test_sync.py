@@ -389,6 +389,26 @@ def test_rejects_stay_rejected_unread(
     assert done.manifest.rejected == {"truncated": 1}
 
 
+def test_a_reject_that_stays_one_makes_no_version(
+    tree: Path, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at where its times changed, and once more where they had just done so."""
+    out = tmp_path / "out"
+    put(tree, {"a/cut.jpg": jpeg()[:-60]})
+    convert(tree, out, OPTIONS)
+    os.utime(tree / "a" / "cut.jpg", (1, 1))
+    seen = decoded(monkeypatch)
+    done = only(sync(tree, out, SYNC))
+    assert (done.made, done.version, len(seen)) == (False, None, 1)
+    assert not (out / ".shardwright" / "run").exists()
+    assert not only(sync(tree, out, SYNC)).made
+    assert len(seen) == 1
+    put(tree, {"a/cut.jpg": jpeg()[:-70]})
+    assert not only(sync(tree, out, SYNC)).made
+    put(tree, {"a/another.jpg": jpeg()[:-60]})
+    assert only(sync(tree, out, SYNC)).made  # it is in no report yet
+
+
 def test_rejects_of_a_lost_report_are_looked_at_again(tree: Path, here: None, tmp_path: Path) -> None:
     out = tmp_path / "out"
     put(tree, {"a/cut.jpg": jpeg()[:-60]})
@@ -578,6 +598,10 @@ def test_sums_that_are_not_known(tree: Path, hdf5: Path, tmp_path: Path) -> None
 # --- what it may be used on ---------------------------------------------------------------------------------
 
 
+def without_lock(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in everything(folder).items() if name != ".shardwright/lock"}
+
+
 def test_data_sets_that_cannot_be_synced(tree: Path, hdf5: Path, tmp_path: Path) -> None:
     split(hdf5, tmp_path / "parts", SplitOptions(parse_shares("train=0.5,val=0.5"), jobs=1))
     reshard(hdf5, tmp_path / "some", ReshardOptions(only_classes=("a",), jobs=1))
@@ -589,7 +613,7 @@ def test_data_sets_that_cannot_be_synced(tree: Path, hdf5: Path, tmp_path: Path)
         (tmp_path / "small", "options that are unknown here .resized_from"),
         (built.folder, "its pictures were decoded by None"),
     ):
-        files = everything(folder)
+        files = without_lock(folder)
         with pytest.raises(OutputError, match=why):
             sync(tree, folder, SYNC)
         assert {**everything(folder), ".shardwright/lock": b""} == {**files, ".shardwright/lock": b""}
