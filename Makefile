@@ -99,7 +99,7 @@ bench-reshard: $(READY) ## Measure re-sharding against copying and hashing the s
 	$(BIN)/python -P benchmarks/reshard.py
 
 bench-sync: $(READY) ## Measure sync by how much of a tree changed, and reading with dead rows
-	$(BIN)/python -P benchmarks/sync.py
+	$(BIN)/python benchmarks/sync.py
 
 ffcv: ## FFCV in an environment of its own, for bench-load
 	benchmarks/ffcv_environment.sh build/ffcv

@@ -253,9 +253,9 @@ class ReadAhead:
                 self._crew.do(task)
 
     def _after_next_group(self) -> int:
-        """Where the group ends that comes after the one with the next batch."""
+        """Where the group ends that comes after the one in which the next batch ends."""
         bounds, groups = self._share.bounds, self._share.groups
-        group = int(np.searchsorted(groups, bounds[self._next], side="right"))
+        group = int(np.searchsorted(groups, bounds[self._next + 1] - 1, side="right"))
         return min(int(bounds[-1]), int(groups[min(group + 1, len(groups) - 1)]))
 
     def _tasks(self, start: int, end: int) -> list[_Task]:
