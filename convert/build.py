@@ -17,12 +17,15 @@ import numpy as np
 
 from shardwright.convert.deadline import Deadline
 from shardwright.convert.environment import environment_of
+from shardwright.convert.hints import Stamp
+from shardwright.convert.jobs import COPYING
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.options import RunOptions
 from shardwright.convert.output import Output
 from shardwright.convert.plan import ShardPlan, differences, refuse_other_request
 from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
+from shardwright.convert.scan import Scan
 from shardwright.convert.space import check_room, full_disk
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Task, Workers
@@ -133,6 +136,19 @@ class Build(ABC):
         """Bytes of pixels that the missing shards have, at most."""
         return sum(len(plan.samples) for plan in self.missing) * self.row_bytes
 
+    def stamps(self) -> dict[str, Stamp]:
+        """id -> the stamp of the picture's file when it was read; nothing of one that could not be."""
+        return {id: stamp for record in self.records for id, stamp in record.stamps.items()}
+
+    def are_as_found(self, record: ShardRecord, plan: ShardPlan, scan: Scan) -> bool:
+        """Whether the pictures of a finished shard, where they could be read then, are now what they were."""
+        stamps = ((record.stamps.get(scan.ids[at]), scan.stamps.at(at)) for at in plan.samples.tolist())
+        return all(then is None or then == now for then, now in stamps)
+
+    def began_ns(self, scan_ns: int) -> int:
+        """A time before that any picture was read, in a run before this one too, and before the scan at ``scan_ns``."""
+        return min(scan_ns, self.output.unfinished.begun_ns() or scan_ns)
+
     def refuse_unfinished(self) -> None:
         """Keep finished shards of another run from being thrown away.
 
@@ -214,7 +230,8 @@ def build(
             for each in todo:
                 _begin(each)
             if _is_missing(todo):
-                with Workers(run.jobs) as workers:
+                need = None if any(each.decodes for each in todo) else COPYING
+                with Workers(run.jobs, need) as workers:
                     show = partial(_show, progress, stage)
                     _write(todo, out, workers, show, deadline)
             for each in todo:

@@ -17,7 +17,7 @@ from shardwright.convert.layouts import recorded
 from shardwright.convert.made_of import refuse_others, same_made
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import counted
-from shardwright.convert.plan import MADE_OF, ShardPlan
+from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan
 from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.report import of_kept_rows
 from shardwright.convert.rowsource import SourceRows
@@ -176,7 +176,7 @@ def draft(
     columns = tuple(
         replace(column, shape=shape) if column.kind == "image" else column for column in manifest.columns
     )
-    source = dict(manifest.source)
+    source = {key: value for key, value in manifest.source.items() if key != SYNCED_FROM}
     source.setdefault("pixels_environment", dict(manifest.environment))
     if "files" in source:  # what is left out here is none of its pictures
         source["files"] = rows + sum(manifest.rejected.values())

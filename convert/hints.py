@@ -4,7 +4,7 @@ Never needed to read the data set. Where they are lost, a `sync` reads all pictu
 """
 
 import io
-import zipfile
+import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,14 @@ Int64 = npt.NDArray[np.int64]
 UNKNOWN_TIME = -(1 << 63)
 #: Clocks of files tick in up to two seconds (FAT).
 _REST_NS = 2_000_000_000
-_KEYS = ("fingerprint", "of", "rows", "ids", "sizes", "mtimes", "ctimes", "labels", "hashes")
+#: Size, mtime, ctime in ns and inode of one file, as `os.stat` gives them.
+Stamp = tuple[int, int, int, int]
+_KEYS = ("fingerprint", "of", "rows", "ids", "sizes", "mtimes", "ctimes", "inodes", "labels", "hashes")
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp of a file; inodes beyond 2**63 are folded."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & 0x7FFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +36,52 @@ class Stamps:
 
     Attributes
     ----------
-    sizes, mtimes, ctimes
-        int64 (n,): bytes, -1 where not known; times of the last modification of its content, and of the last change of
-        any kind, in ns.
+    sizes, mtimes, ctimes, inodes
+        int64 (n,): bytes, -1 where not known; times of the last modification of its content, `UNKNOWN_TIME` where not
+        known, and of the last change of any kind, in ns; number of the inode, by which files are told apart that have
+        changed places with their folders.
     """
 
     sizes: Int64
     mtimes: Int64
     ctimes: Int64
+    inodes: Int64
+
+    @classmethod
+    def unknown(cls, n: int) -> "Stamps":
+        """Those of ``n`` files that are to be looked at again."""
+        return cls(*(np.full(n, value) for value in (-1, UNKNOWN_TIME, UNKNOWN_TIME, -1)))
+
+    @classmethod
+    def of(cls, stamps: Sequence[Stamp | None]) -> "Stamps":
+        """Those of several files; None for one that is to be looked at again."""
+        values = [(-1, UNKNOWN_TIME, UNKNOWN_TIME, -1) if stamp is None else stamp for stamp in stamps]
+        return cls(*np.array(values, np.int64).reshape(-1, 4).T.copy())
+
+    def arrays(self) -> tuple[Int64, Int64, Int64, Int64]:
+        """All four."""
+        return self.sizes, self.mtimes, self.ctimes, self.inodes
 
     def taking(self, index: Index) -> "Stamps":
         """Those at ``index``."""
-        return Stamps(self.sizes[index], self.mtimes[index], self.ctimes[index])
+        return Stamps(*(array[index] for array in self.arrays()))
+
+    def at(self, k: int) -> Stamp:
+        """That of the file ``k``."""
+        size, mtime, ctime, inode = (int(array[k]) for array in self.arrays())
+        return size, mtime, ctime, inode
+
+    def put(self, index: Index, other: "Stamps") -> "Stamps":
+        """These, with those of ``other`` at ``index``."""
+        changed = [array.copy() for array in self.arrays()]
+        for array, values in zip(changed, other.arrays(), strict=True):
+            array[index] = values
+        return Stamps(*changed)
+
+    def followed_by(self, other: "Stamps") -> "Stamps":
+        """These, then those of ``other``."""
+        pairs = zip(self.arrays(), other.arrays(), strict=True)
+        return Stamps(*(np.concatenate(pair) for pair in pairs))
 
     def at_rest(self, began_ns: int) -> npt.NDArray[np.bool_]:
         """(n,): whether each file had not been changed for a while when they were taken.
@@ -52,9 +93,8 @@ class Stamps:
 
     def same(self, other: "Stamps") -> npt.NDArray[np.bool_]:
         """(n,): whether each file is what ``other`` says of it."""
-        same: npt.NDArray[np.bool_] = (
-            (self.sizes == other.sizes) & (self.mtimes == other.mtimes) & (self.ctimes == other.ctimes)
-        )
+        pairs = zip(self.arrays(), other.arrays(), strict=True)
+        same: npt.NDArray[np.bool_] = np.logical_and.reduce([a == b for a, b in pairs])
         return same
 
 
@@ -65,12 +105,12 @@ class Hints:
     Attributes
     ----------
     fingerprint
-        Of the scan of the whole source, see `Scan.fingerprint`; empty where it does not hold.
+        Of the scan of the whole source, see `Scan.fingerprint`; empty where rows are not what it found.
     rows
         How many of them are rows.
     began_ns
-        When the scan began, in ns since the epoch. It is the time of the file that they are in, whose content does not
-        depend on it.
+        Before any of the stamps was taken, in ns since the epoch; 0 where that is not known. It is the time of the file
+        that they are in, whose content does not depend on it.
     ids, stamps
         Of all n of them.
     labels, hashes
@@ -88,12 +128,19 @@ class Hints:
     @classmethod
     def nothing(cls) -> "Hints":
         """Where nothing is known: no version has such ones."""
-        none = np.zeros(0, np.int64)
-        return cls("", 0, 0, (), Stamps(none, none, none), none, np.zeros((0, 32), np.uint8))
+        return cls("", 0, 0, (), Stamps.unknown(0), np.zeros(0, np.int64), np.zeros((0, 32), np.uint8))
 
     def is_certain(self) -> npt.NDArray[np.bool_]:
         """(n,): whether a file of the same stamps is the same."""
         return self.stamps.at_rest(self.began_ns)
+
+    def says_no_less(self, other: "Hints") -> bool:
+        """Whether there is nothing in ``other`` that these do not say for certain."""
+        return (
+            (self.fingerprint, self.rows, list(self.ids)) == (other.fingerprint, other.rows, list(other.ids))
+            and bool((self.is_certain() & self.stamps.same(other.stamps)).all())
+            and bool((self.labels == other.labels).all() and (self.hashes == other.hashes).all())
+        )
 
     def permuted(self, index: Index) -> "Hints":
         """Those of a data set whose row k is the row ``index[k]`` of this one, all of them."""
@@ -127,6 +174,7 @@ class Hints:
             sizes=self.stamps.sizes,
             mtimes=self.stamps.mtimes,
             ctimes=self.stamps.ctimes,
+            inodes=self.stamps.inodes,
             labels=self.labels,
             hashes=self.hashes,
         )
@@ -144,21 +192,19 @@ class Hints:
                 began_ns,
                 int(found["rows"]),
                 ids,
-                Stamps(found["sizes"], found["mtimes"], found["ctimes"]),
+                Stamps(found["sizes"], found["mtimes"], found["ctimes"], found["inodes"]),
                 found["labels"],
                 found["hashes"],
             )
             of = found["of"].tobytes().decode()
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, MemoryError):
+        except Exception:  # whatever NumPy and zipfile make of damage: it is only a hint
             return None
         return hints if of == _of(manifest) and hints._is_whole(manifest) else None
 
     def _is_whole(self, manifest: Manifest) -> bool:
         n = len(self.ids)
-        expected = (
-            (self.stamps.sizes, (n,), np.int64),
-            (self.stamps.mtimes, (n,), np.int64),
-            (self.stamps.ctimes, (n,), np.int64),
+        expected: tuple[tuple[npt.NDArray[Any], tuple[int, ...], type], ...] = (
+            *((array, (n,), np.int64) for array in self.stamps.arrays()),
             (self.labels, (self.rows,), np.int64),
             (self.hashes, (self.rows, 32), np.uint8),
         )

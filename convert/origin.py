@@ -34,6 +34,8 @@ from shardwright.datasets.layout import (
 from shardwright.datasets.shards import finished_shard
 from shardwright.errors import ShardError, SourceError, UsageError
 
+#: Of a synced shard, so many rejected pictures are tried.
+_MOST_REJECTS = 32
 #: A column of a shard is read in milliseconds.
 PATIENCE_SECONDS = 5.0
 _READ_TOGETHER = 256
@@ -231,15 +233,16 @@ class Origin:
         return [max(0, min(each, self.samples - number * each))]
 
     def _planned_like_others(self, name: str, number: int, rows: int) -> list[int]:
-        """Guesses: as many as there are; or as the others of that run, which are planned alike, in whole chunks."""
+        """Guesses: as many as there are; as the others of that run, in whole chunks; or some that were rejected."""
         version, others = SHARD_NAME.fullmatch(name), {}
         for shard in self.manifest.shards:
             other = SHARD_NAME.fullmatch(shard.files[0].name)
             if version and other and other[1] == version[1]:
                 others[int(other[2])] = shard.rows
         chunk_rows = self.options.store.chunk_rows
-        most = -(-max(others.values(), default=rows) // chunk_rows) * chunk_rows
-        return list(dict.fromkeys((rows, max(rows, most))))
+        most = max(rows, -(-max(others.values(), default=rows) // chunk_rows) * chunk_rows)
+        rejects = min(sum(self.manifest.rejected.values()), _MOST_REJECTS)
+        return list(dict.fromkeys((rows, most, *range(rows + 1, rows + 1 + rejects))))
 
     def answers(self, number: int, rows: int, known: Remembered | None, left: Remembered) -> Iterator[Rows]:
         """What the rows of the shard ``number`` may have been, the likeliest first, those that cannot be made too.

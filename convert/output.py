@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -24,6 +25,9 @@ from shardwright.datasets.manifest import (
 )
 from shardwright.errors import OutputError, UsageError
 
+_MOST_HINTS_BYTES = 1 << 34
+#: A time that was given to a file lies at least so long before that was done.
+_PUT_BACK_NS = 50_000_000
 _OURS = ("manifest-", "report-")
 
 
@@ -204,11 +208,20 @@ class Output:
 
     def hints(self, manifest: Manifest) -> Hints | None:
         """What is known of the source of ``manifest``; None where nothing is."""
-        path = self._hints(manifest.version)
         try:
-            return Hints.from_bytes(path.read_bytes(), path.stat().st_mtime_ns, manifest)
+            # A pipe in its place would wait for a writer.
+            fd = os.open(
+                self._hints(manifest.version), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
         except OSError:
             return None
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_HINTS_BYTES:
+                return None
+            # Of a plain copy of the data set it is the time of the copy, which says nothing.
+            put_back = status.st_ctime_ns - status.st_mtime_ns >= _PUT_BACK_NS
+            return Hints.from_bytes(file.read(), status.st_mtime_ns if put_back else 0, manifest)
 
     def _hints(self, version: int) -> Path:
         return self.state / f"source-{version:06d}.npz"

@@ -11,11 +11,11 @@ import numpy as np
 from shardwright.convert.build import Build, newest_of
 from shardwright.convert.changes import Changes, changes
 from shardwright.convert.duplicates import duplicates
-from shardwright.convert.hints import Hints
+from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
-from shardwright.convert.plan import decide, plan_shards
-from shardwright.convert.records import Finding
+from shardwright.convert.plan import ShardPlan, decide, plan_shards
+from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.scan import Scan
 from shardwright.convert.space import stored_share
 from shardwright.convert.workers import Workers
@@ -120,6 +120,9 @@ class PictureBuild(Build):
             return workers.call(stored_share, next(self.tasks()))
         return 1.0
 
+    def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
+        return self.are_as_found(record, plan, self.scan)
+
     def findings(self) -> list[Finding]:
         """What was rejected or suspect, so far."""
         no_class = [
@@ -195,12 +198,13 @@ class PictureBuild(Build):
         lost = np.array([self.scan.ids[k] in rejected for k in order.tolist()], bool)
         rows = order[~lost]
         everything = np.append(rows, order[lost])
+        seen = self.stamps()
         return Hints(
             fingerprint=self.scan.fingerprint(),
-            began_ns=self.scan.began_ns,
+            began_ns=self.began_ns(self.scan.began_ns),
             rows=len(rows),
             ids=[self.scan.ids[k] for k in everything.tolist()],
-            stamps=self.scan.stamps.taking(everything),
+            stamps=Stamps.of([seen.get(self.scan.ids[k]) for k in everything.tolist()]),
             labels=self.scan.labels[rows],
             hashes=Reader(self.output.folder, manifest).column("source_sha256", np.arange(len(rows))),
         )

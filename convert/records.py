@@ -1,9 +1,11 @@
 """What came of the work on one shard, and what was found in pictures on the way."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shardwright.convert.hints import Stamp
 from shardwright.convert.stats import Sums
 from shardwright.datasets.layout import Shard
 
@@ -31,7 +33,8 @@ class ShardRecord:
 
     ``shard`` is None where every picture was rejected, or where ``error`` (errno, text) says what kept the
     shard from being written, or ``damage`` what is wrong with the data set that its rows are from. ``animated``
-    counts pictures of several frames. ``temporary`` are the paths of the shard's files as yet, in their order.
+    counts pictures of several frames. ``stamps`` are by id those of the pictures' files when they were read, of rejects
+    too where they could be. ``temporary`` are the paths of the shard's files as yet, in their order.
     """
 
     number: int
@@ -44,3 +47,4 @@ class ShardRecord:
     environment: dict[str, str] = field(default_factory=dict)
     error: tuple[int, str] | None = None
     damage: str = ""
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.convert.hints import Stamps
+from shardwright.convert.hints import Stamp, Stamps, stamp_of
 from shardwright.datasets.layout import SPLIT_NAMES, path_to_id
 from shardwright.datasets.manifest import read_manifest, splits_of
 from shardwright.errors import SourceError, UsageError
@@ -67,14 +67,15 @@ class Scan:
         Id of each sample, sorted; and its path relative to the root, as the operating system takes it.
     labels
         int64 (samples,): class number of each sample.
-    sizes, mtimes, ctimes
-        int64 (samples,): bytes, and times in ns of the last modification and of the last change of any kind.
+    stamps
+        Sizes, times and inodes of them all.
     no_class
         Ids of pictures that lie directly under the root.
     too_new
         Ids of those that were changed after the latest time that was asked for.
     skipped
-        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``, ``link-loop``, ``too-new``.
+        Files that are no pictures, by why: ``hidden``, ``system``, ``not-a-picture``, ``link-loop``,
+        ``dangling-link``, ``too-new``.
     began_ns
         When the scan began, in ns since the epoch.
     """
@@ -84,9 +85,7 @@ class Scan:
     ids: tuple[str, ...]
     paths: tuple[str, ...]
     labels: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    mtimes: npt.NDArray[np.int64]
-    ctimes: npt.NDArray[np.int64]
+    stamps: Stamps
     no_class: tuple[str, ...]
     too_new: tuple[str, ...]
     skipped: dict[str, int]
@@ -96,16 +95,16 @@ class Scan:
         return len(self.paths)
 
     @property
-    def stamps(self) -> Stamps:
-        """By what each sample is known again."""
-        return Stamps(self.sizes, self.mtimes, self.ctimes)
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """int64 (samples,): bytes of each file."""
+        return self.stamps.sizes
 
     def fingerprint(self) -> str:
         """SHA-256 over the class map and each file's id, size and modification time."""
         digest = hashlib.sha256(repr(self.classes).encode())
         for path in (*self.paths, *self.no_class):
             digest.update(os.fsencode(path) + b"\0")
-        digest.update(self.sizes.tobytes() + self.mtimes.tobytes())
+        digest.update(self.stamps.sizes.tobytes() + self.stamps.mtimes.tobytes())
         return digest.hexdigest()
 
 
@@ -168,12 +167,12 @@ def scan(
     number = {name: k for k, name in enumerate(names)}
     skipped: Counter[str] = Counter()
     began_ns = time.time_ns()
-    rows: list[tuple[str, str, int, int, int, int]] = []
+    rows: list[tuple[str, str, int, Stamp]] = []
     no_class, too_new = [], []
     for path, entry in _walk(root, skipped):
-        size, mtime, ctime = _size_and_times(entry)
+        stamp = _stamp(entry)
         # A copy may be given the modification time of its original; that itself is a change.
-        if latest_ns is not None and max(mtime, ctime) > latest_ns:
+        if latest_ns is not None and max(stamp[1:3]) > latest_ns:
             skipped["too-new"] += 1
             too_new.append(path_to_id(path))
             continue
@@ -181,7 +180,7 @@ def scan(
         if not slash:
             no_class.append(path)
             continue
-        rows.append((path_to_id(path), path, number[path_to_id(top)], size, mtime, ctime))
+        rows.append((path_to_id(path), path, number[path_to_id(top)], stamp))
         if len(rows) % 1000 == 0:
             found(1000)
     found(len(rows) % 1000)
@@ -192,9 +191,7 @@ def scan(
         ids=tuple(row[0] for row in rows),
         paths=tuple(row[1] for row in rows),
         labels=np.array([row[2] for row in rows], np.int64),
-        sizes=np.array([row[3] for row in rows], np.int64),
-        mtimes=np.array([row[4] for row in rows], np.int64),
-        ctimes=np.array([row[5] for row in rows], np.int64),
+        stamps=Stamps.of([row[3] for row in rows]),
         no_class=tuple(sorted(map(path_to_id, no_class))),
         too_new=tuple(sorted(too_new)),
         skipped=dict(sorted(skipped.items())),
@@ -251,6 +248,13 @@ def _walk(root: Path, skipped: Counter[str]) -> Iterator[tuple[str, "os.DirEntry
                     todo.append((path + "/", ancestors | {key}))
             elif _is_sample(entry):
                 yield path, entry
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                if not prefix:
+                    raise SourceError(
+                        f"'{entry.path}' is a link that leads nowhere: a class whose disk is not mounted? A class "
+                        "must not go missing: mount it, or remove the link"
+                    )
+                skipped["dangling-link"] += 1
             else:
                 skipped["not-a-picture"] += 1
 
@@ -313,13 +317,11 @@ def _is_sample(entry: "os.DirEntry[str]") -> bool:
     return start.startswith(_PICTURE_STARTS) or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
 
 
-def _size_and_times(entry: "os.DirEntry[str]") -> tuple[int, int, int]:
-    """Bytes, time of modification, and time of the last change of any kind, in ns."""
+def _stamp(entry: "os.DirEntry[str]") -> Stamp:
     try:
-        status = entry.stat()
+        return stamp_of(entry.stat())
     except OSError:  # gone meanwhile, or a link to nowhere: reading it will say so
-        return 0, 0, 0
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return 0, 0, 0, 0
 
 
 def refuse_twins(root: Path, folders: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """`sync`: a data set brought up to date with its pictures, as its next version; nothing that is there is rewritten."""
 
 import hashlib
+import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,14 +13,14 @@ import joblib
 import numpy as np
 
 from shardwright.convert.build import build
-from shardwright.convert.hints import UNKNOWN_TIME, Hints, Stamps
+from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions, RunOptions
 from shardwright.convert.output import Output, check_output, check_paths
 from shardwright.convert.plan import asked_for
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.report import read_report
 from shardwright.convert.rowsource import RowSource, SourceRows
-from shardwright.convert.scan import Scan, class_map_of, find_splits, refuse_twins, scan
+from shardwright.convert.scan import Scan, class_map_of, find_splits, scan
 from shardwright.convert.sync_build import SyncBuild
 from shardwright.convert.sync_plan import plan_sync
 from shardwright.convert.sync_summary import Synced, synced
@@ -92,8 +93,10 @@ def sync(
         for each in builds:
             if not options.new_version:
                 each.refuse_unfinished()
-            if each.version is None:  # then the next run need not read again what was read now
-                each.remember()
+            each.remember()  # the next run need not read again what was read now
+            before = each.output.unfinished.request()
+            if each.version is None and before is not None and asked_for(before)[0] == "sync":
+                each.output.unfinished.give_up()  # of changes that were taken back
         return builds
 
     made = build(out, splits, decide, options, progress, "sync")
@@ -204,6 +207,12 @@ def _options_of(folder: Path, manifest: Manifest, options: SyncOptions) -> Conve
             f"'{folder}' was made by `{command}`, of a part of the rows or of several data sets: sync what it was made "
             f"of, and run `{command}` again"
         )
+    if "resized_from" in manifest.options:
+        raise OutputError(
+            f"'{folder}' was made smaller by `{command} --size`: sync what it was made of, and run `{command}` again"
+        )
+    if not manifest.rows:
+        raise OutputError(f"'{folder}' has no rows, so nothing tells what was in it. {cure}")
     try:
         found = ConvertOptions.from_recorded(manifest.options)
     except UsageError as error:
@@ -226,8 +235,19 @@ def _class_map(source: Path, folder: Path, manifest: Manifest, there: Sequence[s
             f"'{source}' has class folders that the class map of '{folder}' does not name: {named(new)}. It was given "
             "by --classes: convert again with one that names them, or move them away"
         )
-    refuse_twins(source, (*manifest.classes, *new))
+    old = {_form(name): name for name in manifest.classes}
+    for name in new:
+        if (twin := old.get(_form(name))) is not None:
+            raise SourceError(
+                f"class folder '{name}' of '{source}' and class '{twin}' of '{folder}' differ only in case or Unicode "
+                f"form: if they are one class, call the folder '{twin}' again"
+            )
     return (*manifest.classes, *new)
+
+
+def _form(name: str) -> str:
+    """What names are the same by on some file systems."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _known_by_shards(folder: Path, manifest: Manifest) -> Hints:
@@ -239,7 +259,7 @@ def _known_by_shards(folder: Path, manifest: Manifest) -> Hints:
         began_ns=0,
         rows=len(rows),
         ids=rows.column("id", index).tolist(),
-        stamps=Stamps(*(np.full(len(rows), value) for value in (-1, UNKNOWN_TIME, UNKNOWN_TIME))),
+        stamps=Stamps.unknown(len(rows)),
         labels=rows.column("label", index),
         hashes=rows.column("source_sha256", index),
     )

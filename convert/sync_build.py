@@ -1,5 +1,6 @@
 """A data set that is being brought up to date: its shards stay, rows of them go, new shards come."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from shardwright.convert.build import Build
 from shardwright.convert.copying import CopyTask
 from shardwright.convert.duplicates import duplicates
-from shardwright.convert.hints import UNKNOWN_TIME, Hints, Stamps
+from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan, differences
@@ -24,10 +25,11 @@ from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.sync_plan import SyncPlan
 from shardwright.convert.workers import Task, Workers
 from shardwright.convert.write import ShardTask
-from shardwright.datasets.layout import SHARDS_FOLDER, Manifest, Shard
+from shardwright.datasets.files import CURE
+from shardwright.datasets.layout import SHARDS_FOLDER, Manifest, Shard, id_to_path
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.rows import Index, RowMap
-from shardwright.errors import ShardwrightError, SourceError
+from shardwright.errors import ShardError, ShardwrightError, SourceError
 
 #: Images that are read together to take their sums.
 _TOGETHER = 64
@@ -45,8 +47,8 @@ class SyncBuild(Build):
         Its newest version; what was known of its source then; and what became of that.
     findings_before
         What the report of that version says.
-    published
-        What was found in the version that was published.
+    published, hints
+        What was found in the version that was published, and what is known of its source.
     """
 
     scan: Scan
@@ -56,6 +58,7 @@ class SyncBuild(Build):
     plan: SyncPlan
     findings_before: Sequence[Finding] = ()
     published: list[Finding] = field(default_factory=list)
+    hints: Hints | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -71,11 +74,18 @@ class SyncBuild(Build):
         Raises
         ------
         SourceError
-            More than half of the rows would go, without ``allow_shrink``.
+            More than half of the rows would go, without ``allow_shrink``; or pictures that may only be out of sight.
+        ShardError
+            A file of the version that is there is missing, or of another size.
         """
         self.newest = self.before
+        if not self.output.holds(self.before):
+            raise ShardError(
+                f"version {self.before.version} of '{self.output.folder}' lacks a file, or one has another size. {CURE}"
+            )
         if self.plan.is_empty and self.before.classes == self.scan.classes:
             return
+        self._refuse_hidden()
         self._refuse_loss(len(self.plan.kept) + len(self.plan.fresh) + len(self.plan.moved))
         self.version = self.before.version + 1
         # As many rows as the other shards have: the whole decides, not the little that comes.
@@ -89,6 +99,25 @@ class SyncBuild(Build):
             ShardPlan(number, f"{SHARDS_FOLDER}/{self.version:06d}-{number:05d}", places)
             for number, places in enumerate(shards)
         ]
+
+    def _refuse_hidden(self) -> None:
+        """Keep rows from going whose pictures may be there, where they cannot be seen."""
+        there = set(self.scan.ids)
+        gone = [id for id in (self.known.ids[row] for row in self.plan.dead.tolist()) if id not in there]
+        pictures = [self.scan.root / path for id in gone if (path := _path_of(id))]
+        folders = {parent for path in pictures for parent in path.parents if self.scan.root in parent.parents}
+        for folder in sorted(folders):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise SourceError(
+                    f"'{folder}' was a folder of pictures, and is none now: is its disk mounted? Mount it; or remove "
+                    "what lies in its place, if its pictures are to go"
+                )
+        for picture in pictures:
+            if os.path.lexists(picture) and not os.access(picture, os.R_OK):
+                raise SourceError(
+                    f"cannot read '{picture}', which was a picture: give permission to read it, or move it away if it "
+                    "is to go"
+                )
 
     def _refuse_loss(self, rows: int) -> None:
         if rows and (2 * rows >= self.before.rows or self.options.allow_shrink):
@@ -108,6 +137,7 @@ class SyncBuild(Build):
                 "scan": self.scan.fingerprint(),
                 "before": self.before.fingerprint(),
                 "rows": [plan.samples.tolist() for plan in self.plans],
+                "moved_from": self.plan.moved_from.tolist(),
             },
         }
 
@@ -163,19 +193,16 @@ class SyncBuild(Build):
         return 1.0
 
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
-        whole = record.shard is not None and record.shard.rows == len(plan.samples)
-        return whole or not self._is_moved(plan)
+        if self._is_moved(plan):
+            return record.shard is not None and record.shard.rows == len(plan.samples)
+        return self.are_as_found(record, plan, self.scan)
 
     def findings(self) -> list[Finding]:
         """What is rejected or suspect: of rows that stay as they were, and of new ones."""
         stay = {self.known.ids[row] for row in self.plan.kept.tolist()}
-        moved = dict(
-            zip(
-                (self.known.ids[row] for row in self.plan.moved_from.tolist()),
-                (self.scan.ids[at] for at in self.plan.moved.tolist()),
-                strict=True,
-            )
-        )
+        moved: dict[str, list[str]] = {}
+        for row, at in zip(self.plan.moved_from.tolist(), self.plan.moved.tolist(), strict=True):
+            moved.setdefault(self.known.ids[row], []).append(self.scan.ids[at])
         rejected = {self.scan.ids[at] for at in self.plan.rejected.tolist()}
         found = [
             Finding(id, "rejected", "no-class", "it lies directly under the root, in no class folder", 0)
@@ -185,7 +212,7 @@ class SyncBuild(Build):
             if finding.verdict == "suspect" and finding.id in stay:
                 found.append(finding)
             elif finding.verdict == "suspect" and finding.id in moved:
-                found.append(replace(finding, id=moved[finding.id]))
+                found += [replace(finding, id=id) for id in moved[finding.id]]
             elif finding.verdict == "rejected" and finding.id in rejected:
                 found.append(finding)
         return found + [finding for record in self.records for finding in record.findings]
@@ -213,10 +240,10 @@ class SyncBuild(Build):
         sums.merge(self._sums_of_kept())
         source = dict(self.before.source)
         made_by = source.get("pixels_environment", dict(self.before.environment))
-        environments = made_by if isinstance(made_by, list) else [made_by]
-        if environment and environment not in environments:
-            if self.decodes:
-                self._note_other_environment(environments[-1], environment)
+        environments = made_by if isinstance(made_by, list) and made_by else [dict(self.before.environment)]
+        environments = [made_by] if isinstance(made_by, dict) else environments
+        if self.decodes and environment not in environments:
+            self._note_other_environment(environments[-1], environment)
             environments = [*environments, environment]
         return replace(
             self.before,
@@ -229,7 +256,8 @@ class SyncBuild(Build):
             suspect=counted(findings, "suspect"),
             skipped=self.scan.skipped,
             source={
-                **{key: value for key, value in source.items() if key != MADE_OF},
+                # How many of the pictures that stay are animated is not known.
+                **{key: value for key, value in source.items() if key not in (MADE_OF, "animated")},
                 "files": len(self.scan) + len(self.scan.no_class),
                 "bytes": int(self.scan.sizes.sum()),
                 "pixels_environment": environments[0] if len(environments) == 1 else environments,
@@ -261,7 +289,10 @@ class SyncBuild(Build):
         """The sums over the rows that stay: those of the version before without the rows that go, where it has them."""
         sums = Sums.of(self.before.stats)
         if sums is not None and len(self.plan.dead) < len(self.plan.kept):
-            return sums.less(self._sums_of(self.plan.dead))
+            try:
+                return sums.less(self._sums_of(self.plan.dead))
+            except ShardError as error:  # they go: that they are damaged is no reason to keep them
+                self.notes.append(f"rows that go are damaged, so that all that stay were read: {error}")
         return self._sums_of(self.plan.kept)
 
     def _sums_of(self, index: Index) -> Sums:
@@ -276,7 +307,7 @@ class SyncBuild(Build):
         return summing.sums()
 
     def publish(self, manifest: Manifest) -> Manifest:
-        hints = self._hints(manifest)
+        self.hints = hints = self._hints(manifest)
         same = duplicates(hints.ids, hints.labels, hints.hashes)
         manifest = replace(manifest, duplicates=counted(same, "duplicate"))
         self.published = self.findings() + same
@@ -284,43 +315,55 @@ class SyncBuild(Build):
         return manifest
 
     def remember(self) -> None:
-        """Where the newest version stays: keep what is known of its source now, if that is more than was known."""
-        now = self._hints(self.before)
-        certain = self.known.is_certain()
-        if now.to_bytes(self.before) != self.known.to_bytes(self.before) or not certain.all():
+        """Keep what is known of the source of the newest version now, if that is more than was known.
+
+        Where another version is to be made: what was found out of rows that stay, so that a run that is stopped has not
+        read their pictures for nothing.
+        """
+        now = self._hints_of_before() if self.version else self._hints(self.before)
+        if not self.known.says_no_less(now):
             self.output.remember(self.before, now)
 
+    @property
+    def _seen(self) -> npt.NDArray[np.bool_]:
+        """(kept,): whether a row that stays is what its picture is now: it is not too new, and can be read."""
+        return (self.plan.kept_at >= 0) & ~np.isin(self.plan.kept, self.plan.unreadable)
+
+    def _certain(self) -> Stamps:
+        """What was known, with what is to be looked at again in any case as unknown."""
+        doubtful = np.flatnonzero(~self.known.is_certain())
+        return self.known.stamps.put(doubtful, Stamps.unknown(len(doubtful)))
+
+    def _hints_of_before(self) -> Hints:
+        seen = self._seen
+        stamps = self._certain().put(self.plan.kept[seen], self.scan.stamps.taking(self.plan.kept_at[seen]))
+        return replace(self.known, began_ns=self.scan.began_ns, stamps=stamps)
+
     def _hints(self, manifest: Manifest) -> Hints:
+        """What the pictures of ``manifest`` were: of rows that stay, of new ones, of those that were rejected."""
         lost = {f.id for record in self.records for f in record.findings if f.verdict == "rejected"}
         made = np.concatenate([np.empty(0, np.int64), *(plan.samples for plan in self.plans)])
         is_lost = np.array([self.scan.ids[at] in lost for at in made.tolist()], bool)
-        new = made[~is_lost]
-        rejected = np.concatenate([self.plan.rejected, made[is_lost]])
-        stamps, kept = self.scan.stamps, self.plan.kept
-        # A picture that is too new, or cannot be read, is what was known of it.
-        seen = self.plan.kept_at >= 0
-        seen &= ~np.isin(kept, self.plan.unreadable)
-        behind = [stamps.taking(places) for places in (new, rejected)]
-        front = self.known.stamps.taking(kept)
-        front.mtimes[~self.known.is_certain()[kept]] = UNKNOWN_TIME
-        now = stamps.taking(self.plan.kept_at[seen])
-        for name in ("sizes", "mtimes", "ctimes"):
-            getattr(front, name)[seen] = getattr(now, name)
-        every = [front, *behind]
+        new, read = made[~is_lost], self.stamps()
+        moved = set(self.plan.moved.tolist())
+        scanned = self.scan.stamps
+        now = [
+            scanned.at(at) if at in moved else read.get(self.scan.ids[at])
+            for at in (*new.tolist(), *made[is_lost].tolist())
+        ]
+        kept, seen = self.plan.kept, self._seen
+        front = self._certain().taking(kept)
+        front = front.put(np.flatnonzero(seen), scanned.taking(self.plan.kept_at[seen]))
+        rejected = [*made[is_lost].tolist(), *self.plan.rejected.tolist()]
         return Hints(
-            fingerprint=self.scan.fingerprint(),
-            began_ns=self.scan.began_ns,
+            fingerprint=self.scan.fingerprint() if seen.all() else "",
+            began_ns=self.began_ns(self.scan.began_ns),
             rows=manifest.rows,
             ids=[
                 *(self.known.ids[row] for row in kept.tolist()),
-                *(self.scan.ids[at] for at in (*new.tolist(), *rejected.tolist())),
+                *(self.scan.ids[at] for at in (*new.tolist(), *rejected)),
             ],
-            stamps=Stamps(
-                *(
-                    np.concatenate([getattr(each, name) for each in every])
-                    for name in ("sizes", "mtimes", "ctimes")
-                )
-            ),
+            stamps=front.followed_by(Stamps.of(now)).followed_by(scanned.taking(self.plan.rejected)),
             labels=np.concatenate([self.known.labels[kept], self.scan.labels[new]]),
             hashes=self._hashes(manifest),
         )
@@ -332,3 +375,10 @@ class SyncBuild(Build):
             return kept
         reader = Reader(self.output.folder, manifest)
         return np.concatenate([kept, reader.column("source_sha256", np.arange(len(kept), manifest.rows))])
+
+
+def _path_of(id: str) -> str:
+    """The path that an id says; empty for what is no id."""
+    with suppress(ValueError):
+        return id_to_path(id)
+    return ""

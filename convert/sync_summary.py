@@ -4,8 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.convert.hints import Hints
 from shardwright.convert.mixing import mixing
 from shardwright.convert.records import Finding
+from shardwright.convert.selection import canonical
 from shardwright.convert.summary import counted_words
 from shardwright.convert.sync_build import SyncBuild
 from shardwright.datasets.layout import Manifest, report_name
@@ -14,7 +19,7 @@ from shardwright.errors import named
 
 #: Beyond this share of rows on disk that are dead, it is said.
 MOST_DEAD = 0.05
-#: Below this mixing of classes within chunks, see `mixing`, it is said. A fresh order has 1, to some hundredths.
+#: Below this share of what a fresh order's mixing of classes within chunks is, see `mixing`, it is said.
 LEAST_MIXED = 0.9
 #: So many times as many shards as an even layout has are said.
 MOST_SHARDS = 2
@@ -120,17 +125,22 @@ def synced(build: SyncBuild, manifest: Manifest | None, *, dry_run: bool = False
         notes.append(
             f"{counted_words(len(ids), 'picture')} cannot be read now, their rows stay as they were: {named(ids)}"
         )
-    there = set(build.scan.labels.tolist())
-    had = set(build.known.labels.tolist())
-    lost = tuple(build.before.classes[k] for k in sorted(had - there)) if len(plan.dead) else ()
+    if build.scan.no_class and manifest is None:
+        notes.append(
+            f"{counted_words(len(build.scan.no_class), 'picture')} directly under the root, in no class folder: "
+            f"{named(build.scan.no_class)}"
+        )
+    labels = build.hints.labels if build.hints is not None else _labels_to_be(build)
+    lost = tuple(
+        build.before.classes[k] for k in sorted(set(build.known.labels.tolist()) - set(labels.tolist()))
+    )
     if lost:
         notes.append(f"no picture is left of {counted_words(len(lost), 'class')}: {named(lost)}")
     dead = 1 - newest.rows / sum(shard.rows for shard in newest.shards)
-    mixed = 1.0
+    mixed = (
+        mixing(labels, RowMap(newest.shards).blocks(newest.chunk_rows)) if len(labels) == newest.rows else 1.0
+    )
     if not dry_run:
-        hints = build.output.hints(newest)
-        if hints is not None:
-            mixed = mixing(hints.labels, RowMap(newest.shards).blocks(newest.chunk_rows))
         notes += _advice(build, newest, dead, mixed)
     return Synced(
         split=build.split,
@@ -151,6 +161,12 @@ def synced(build: SyncBuild, manifest: Manifest | None, *, dry_run: bool = False
     )
 
 
+def _labels_to_be(build: SyncBuild) -> npt.NDArray[np.int64]:
+    """Class numbers of the rows as they would be, if no picture is rejected."""
+    plan, scan = build.plan, build.scan
+    return np.concatenate([build.known.labels[plan.kept], scan.labels[plan.fresh], scan.labels[plan.moved]])
+
+
 def _advice(build: SyncBuild, newest: Manifest, dead: float, mixed: float) -> list[str]:
     """What has become poor, and how to restore it."""
     store, row_bytes = build.options.store, build.options.row_bytes
@@ -158,8 +174,8 @@ def _advice(build: SyncBuild, newest: Manifest, dead: float, mixed: float) -> li
     poor = []
     if dead > MOST_DEAD:
         poor.append(f"{dead:.1%} of the rows on disk are dead")
-    if mixed < LEAST_MIXED:
-        poor.append(f"classes are mixed within chunks at {mixed:.2f} of what a fresh order has")
+    if build.hints is not None and mixed < LEAST_MIXED * (fresh := _mixed_anew(build.hints, newest)):
+        poor.append(f"classes are mixed within chunks at {mixed:.2f}, a fresh order at {fresh:.2f}")
     if len(newest.shards) > MOST_SHARDS * even:
         poor.append(f"there are {len(newest.shards)} shards, of which {even} would do")
     if not poor:
@@ -167,3 +183,10 @@ def _advice(build: SyncBuild, newest: Manifest, dead: float, mixed: float) -> li
     return [
         f"{'; '.join(poor)}: `shardwright reshard '{build.output.folder}' --seed {newest.seed}` restores it"
     ]
+
+
+def _mixed_anew(hints: Hints, newest: Manifest) -> float:
+    """The mixing of the order that the advice would give: of few rows even that may be poor."""
+    order = canonical(hints.ids[: hints.rows], np.arange(hints.rows), newest.seed)
+    blocks = np.append(np.arange(0, hints.rows, newest.chunk_rows), hints.rows)
+    return mixing(hints.labels[order], blocks)

@@ -17,6 +17,7 @@ from typing import Any
 
 import joblib
 
+from shardwright.convert.hints import Stamp
 from shardwright.convert.plan import ShardPlan
 from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.stats import Sums
@@ -44,6 +45,20 @@ class Unfinished:
         """What it was asked for; None where there is no unfinished conversion."""
         found: Request = _read(self._run / _REQUEST)
         return found if _is_request(found) else None
+
+    def begun_ns(self) -> int | None:
+        """When it was begun, in ns since the epoch; None where there is none."""
+        try:
+            return (self._run / _REQUEST).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def give_up(self) -> None:
+        """Remove it all, with shards that it has placed already, of a version that was never published."""
+        request = self.request()
+        if request is not None:
+            self._remove_unpublished(request["version"])
+        self.forget()
 
     def shards(self) -> int:
         """How many shards it has finished, for all that their records say."""
@@ -188,6 +203,13 @@ def _fits(record: ShardRecord, plan: ShardPlan) -> bool:
     )
 
 
+def _stamp(found: Any) -> Stamp:
+    size, mtime, ctime, inode = found
+    if not all(type(value) is int and abs(value) < 1 << 63 for value in found):
+        raise ValueError("no stamp of a file")
+    return size, mtime, ctime, inode
+
+
 def _record_at(path: Path) -> ShardRecord | None:
     try:
         found = _read(path)
@@ -206,6 +228,7 @@ def _record_at(path: Path) -> ShardRecord | None:
             sums=Sums(**found["sums"]),
             saved_bytes=float(found["saved_bytes"]),
             environment=dict(found["environment"]),
+            stamps={str(id): _stamp(stamp) for id, stamp in found["stamps"].items()},
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.convert.environment import environment
+from shardwright.convert.hints import Stamp, stamp_of
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.stats import Summing
@@ -87,6 +88,7 @@ def write_shard(task: ShardTask) -> ShardRecord:
 def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
     rows = _Rows(task.options.image_shape)
     findings: list[Finding] = []
+    stamps: dict[str, Stamp] = {}
     chunk = np.zeros((min(task.options.store.chunk_rows, task.planned), *task.options.image_shape), np.uint8)
     filled = 0
     for path, id, label in zip(task.paths, task.ids, task.labels, strict=True):
@@ -94,7 +96,7 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
         try:
             if path in task.poison:
                 raise PictureError(_POISON)
-            data = _read(task.root / path)
+            data, stamps[id] = _read(task.root / path)
             picture = decode(data, task.options.pixels)
         except PictureError as error:
             findings.append(_finding(id, "rejected", error, data))
@@ -112,7 +114,7 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
         writer.write(chunk, filled)
     if not rows.ids:
         writer.discard()
-        return ShardRecord(task.number, findings=tuple(findings), environment=environment())
+        return ShardRecord(task.number, findings=tuple(findings), environment=environment(), stamps=stamps)
     temporary = writer.finish(rows.columns())
     files = tuple(shard_file(path, task.stem + ending) for ending, path in temporary.items())
     return ShardRecord(
@@ -124,6 +126,7 @@ def _write(task: ShardTask, writer: ShardWriter) -> ShardRecord:
         animated=rows.animated,
         saved_bytes=writer.saved_bytes,
         environment=environment(),
+        stamps=stamps,
     )
 
 
@@ -135,11 +138,14 @@ def try_picture(path: Path, options: PixelOptions) -> None:
     """Do with one picture what may end a process, and nothing else."""
     with warnings.catch_warnings(), suppress(PictureError, MemoryError):
         warnings.simplefilter("ignore")
-        decode(_read(path), options)
+        decode(_read(path)[0], options)
 
 
-def _read(path: Path) -> bytes:
-    """The content of a file as it was at one time: half of one picture and half of another may decode well."""
+def _read(path: Path) -> tuple[bytes, Stamp]:
+    """The content of a file as it was at one time, and its stamp then.
+
+    Half of one picture and half of another may decode well.
+    """
     try:
         for _ in range(_READS):
             with open(path, "rb") as file:
@@ -147,7 +153,7 @@ def _read(path: Path) -> bytes:
                 data = file.read()
                 after = os.fstat(file.fileno())
             if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
-                return data
+                return data, stamp_of(after)
     except OSError as error:
         raise PictureError(f"unreadable: {error.strerror or error}") from error
     raise PictureError(

@@ -21,7 +21,7 @@ from test_one_writer import everything as with_lock
 from test_one_writer import processes_naming
 from test_verify import flip
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, scan, write
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, write
 from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.lock import one_writer
 from shardwright.convert.output import Output
@@ -820,8 +820,8 @@ def test_a_data_set_that_was_synced(
     tmp_path: Path, here: None, source: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards of each sync, those with pixels that were copied, and old ones whose own version is gone."""
-    later = time.time_ns() + 60_000_000_000  # the files are at rest
-    monkeypatch.setattr(scan.time, "time_ns", lambda: later)
+    monkeypatch.setattr("shardwright.convert.hints._REST_NS", -60_000_000_000)  # the files are at rest
+    monkeypatch.setattr("shardwright.convert.output._PUT_BACK_NS", -(1 << 62))
     hinted = tmp_path / "hinted"
     convert(source, hinted, options(storage))
     lacking = next(k for k in range(4) if "class0/0000.png" in taken(hinted, k))
@@ -845,3 +845,28 @@ def test_a_data_set_that_was_synced(
     assert [failure.files[0] for failure in failures] == [manifest.shards[lacking].files[0].name]
     now = everything(hinted)
     assert {name for name in before if before[name] != now[name]} == {failures[0].files[0]}
+
+
+@pytest.mark.parametrize(("new", "broken"), [(3, 1), (10, 6), (20, 3)])
+def test_a_synced_shard_with_rejects(
+    tmp_path: Path,
+    here: None,
+    source: Path,
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    new: int,
+    broken: int,
+) -> None:
+    """Its bytes depend on how many rows were planned."""
+    monkeypatch.setattr("shardwright.convert.hints._REST_NS", -60_000_000_000)  # the files are at rest
+    monkeypatch.setattr("shardwright.convert.output._PUT_BACK_NS", -(1 << 62))
+    out = tmp_path / "out"
+    convert(source, out, options(storage))
+    put(source, {f"new/{k}.png": png(800 + k) if k >= broken else png(k)[:-30] for k in range(new)})
+    sync(source, out, SyncOptions(jobs=1))
+    before = everything(out)
+    for number, shard in enumerate(read_manifest(out).shards):
+        if shard.files[0].name.startswith("shards/000002"):
+            lose(out, number)
+    assert only(repair(out, source)).failures == ()
+    assert everything(out) == before

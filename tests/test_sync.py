@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from shardwright.convert import (
     write,
 )
 from shardwright.convert import (
+    hints as hints_module,
+)
+from shardwright.convert import (
+    output as output_module,
+)
+from shardwright.convert import (
     scan as scan_module,
 )
 from shardwright.convert import (
@@ -37,12 +44,13 @@ from shardwright.convert.reshard import reshard
 from shardwright.convert.selection import parse_shares
 from shardwright.convert.split import SplitOptions, split
 from shardwright.convert.sync import SyncOptions, dry_run, sync
+from shardwright.convert.sync_plan import plan_sync
 from shardwright.convert.sync_summary import Synced
 from shardwright.convert.verify import verify
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Storage
 from shardwright.datasets.manifest import read_manifest
-from shardwright.errors import FormatError, LockedError, OutOfTimeError, OutputError, SourceError
+from shardwright.errors import FormatError, LockedError, OutOfTimeError, OutputError, ShardError, SourceError
 
 SIZE = 16
 OPTIONS = ConvertOptions(
@@ -82,13 +90,13 @@ def of(storage: Storage) -> ConvertOptions:
 
 
 @pytest.fixture(autouse=True)
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scans believe that it is a minute later: files that a test has just written are at rest."""
-    real = time.time_ns
-    monkeypatch.setattr(scan_module.time, "time_ns", lambda: real() + 60_000_000_000)
+def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a test has just written are believed to be at rest, and what is known of them to be no copy."""
+    monkeypatch.setattr(hints_module, "_REST_NS", -60_000_000_000)
+    monkeypatch.setattr(output_module, "_PUT_BACK_NS", -(1 << 62))
 
 
-def only(found: dict[str, Synced]) -> Synced:
+def only(found: dict[str, Any]) -> Any:
     (one,) = found.values()
     return one
 
@@ -286,6 +294,31 @@ def test_the_same_size_and_time_do_not_hide_other_bytes(tree: Path, hdf5: Path, 
     assert_is_the_tree(tree, hdf5, tmp_path / "fresh", OPTIONS)
 
 
+def test_class_folders_that_changed_places(tree: Path, hdf5: Path, tmp_path: Path) -> None:
+    """Names, sizes and all times of the files are what they were, to the tick: the inodes are not."""
+    stamp = 1_500_000_000_000_000_000
+    for path in tree.rglob("*.png"):
+        os.utime(path, ns=(stamp, stamp))
+    sync(tree, hdf5, SYNC)
+    hints = Output(hdf5).hints(read_manifest(hdf5))
+    assert hints is not None
+    found = scan_module.scan(tree)
+    ticks = replace(found.stamps, ctimes=np.full(24, stamp))
+    known = replace(hints, stamps=replace(hints.stamps, ctimes=np.full(24, stamp)))
+    before = plan_sync(known, replace(found, stamps=ticks), lambda places: [None] * len(places))
+    assert before.is_empty
+    (tree / "a").rename(tree / "t")
+    (tree / "b").rename(tree / "a")
+    (tree / "t").rename(tree / "b")
+    found = scan_module.scan(tree)
+    assert found.sizes.tolist() == [found.sizes[0]] * 24
+    digest = partial(sync_module._digests, found, lambda _: None)
+    plan = plan_sync(known, replace(found, stamps=replace(found.stamps, ctimes=np.full(24, stamp))), digest)
+    assert (len(plan.kept), len(plan.moved)) == (0, 24)
+    assert counts(only(sync(tree, hdf5, SYNC))) == {"changed": 24}
+    assert_is_the_tree(tree, hdf5, tmp_path / "fresh", OPTIONS)
+
+
 def test_a_file_that_was_just_changed_is_read_again(
     tree: Path, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,8 +347,6 @@ def test_moved_pictures_are_not_decoded(
     assert seen == []
     assert counts(done) == {"moved": 13, "changed": 2}
     assert done.lost_classes == ("a",)
-    monkeypatch.undo()
-    monkeypatch.setattr(scan_module.time, "time_ns", lambda: 1 << 62)
     assert read_manifest(out).classes == ("a", "b", "aardvark")
     dataset = open_dataset(out)
     pixels = {id: dataset[k][0].permute(1, 2, 0).numpy() for k, id in enumerate(dataset.ids())}
@@ -331,7 +362,7 @@ def test_lost_hints_cost_a_reading(
     """Sizes and times are not in the shards, but the hashes are."""
     hints = out / ".shardwright" / "source-000001.npz"
     damaged = bytearray(hints.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
+    damaged[damaged.index(b"b/1.png")] ^= 1
     for content in (bytes(damaged), b"", b"PK", None):
         hints.write_bytes(content) if content is not None else hints.unlink()
         with monkeypatch.context() as patch:
@@ -345,6 +376,45 @@ def test_lost_hints_cost_a_reading(
     (tree / "a" / "0.png").rename(tree / "b" / "moved.png")
     put(tree, {"a/1.png": png(seed=321)})
     assert counts(only(sync(tree, out, SYNC))) == {"changed": 1, "moved": 1}
+
+
+def test_no_damage_of_hints_is_an_error(tree: Path, hdf5: Path) -> None:
+    """A flipped bit anywhere, half a file, a pipe in its place: nothing is known then, and that is all."""
+    path, manifest = hdf5 / ".shardwright" / "source-000001.npz", read_manifest(hdf5)
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for _ in range(400):
+        data = bytearray(whole)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        Output(hdf5).hints(manifest)
+    for end in range(0, len(whole), 97):
+        path.write_bytes(whole[:end])
+        assert Output(hdf5).hints(manifest) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert Output(hdf5).hints(manifest) is None
+    path.unlink()
+    path.symlink_to(tree / "a" / "1.png")
+    assert Output(hdf5).hints(manifest) is None
+
+
+def test_a_copy_of_a_data_set_does_not_know_when_files_were_at_rest(
+    tree: Path, hdf5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of what is known is when that was found out; of a plain copy it is the time of the copy."""
+    monkeypatch.setattr(output_module, "_PUT_BACK_NS", 50_000_000)
+    hints = Output(hdf5).hints(read_manifest(hdf5))
+    began = time.time_ns() - 3_600_000_000_000
+    assert hints is not None
+    Output(hdf5).remember(read_manifest(hdf5), replace(hints, began_ns=began))
+    now = Output(hdf5).hints(read_manifest(hdf5))
+    assert now is not None
+    assert now.began_ns == began
+    shutil.copytree(hdf5, tmp_path / "copy", copy_function=shutil.copyfile)
+    seen = hashed(monkeypatch)
+    assert not only(sync(tree, tmp_path / "copy", SYNC)).made
+    assert len(seen) == 24
 
 
 def test_hints_of_another_version_are_none(tree: Path, hdf5: Path) -> None:
@@ -478,6 +548,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytes
 
         def __init__(self, status: os.stat_result, later: int) -> None:
             self.st_size, self.st_mtime_ns = status.st_size, status.st_mtime_ns + later
+            self.st_ctime_ns, self.st_ino = status.st_ctime_ns, status.st_ino
 
     def fstat(fd: int) -> Any:
         nonlocal calls
@@ -486,11 +557,46 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(write.os, "fstat", fstat)
     unstable = 2
-    assert write._read(path) == png(seed=1)
+    assert write._read(path)[0] == png(seed=1)
     assert calls == 4
     unstable, calls = 100, 0
     with pytest.raises(write.PictureError, match="^unstable: it was written to each of the 3 times"):
         write._read(path)
+
+
+def test_a_conversion_does_not_believe_what_a_sync_did_not_see(
+    tree: Path, hdf5: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that stayed because its picture could not be read is not up to date."""
+    real = sync_module._digest
+    put(tree, {"a/1.png": png(seed=500)})
+    with monkeypatch.context() as patch:
+        patch.setattr(sync_module, "_digest", lambda path: None if path.name == "1.png" else real(path))
+        assert not only(sync(tree, hdf5, SYNC)).made
+    (done,) = convert(tree, hdf5, OPTIONS)
+    assert done.made
+    assert done.changes is not None
+    assert done.changes.changed == ("a/1.png",)
+
+
+def test_rejects_for_passing_reasons_are_tried_again(
+    tree: Path, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the disk says nothing of the picture, and leaves its times as they are."""
+    real = write._read
+
+    def failing(path: Path) -> Any:
+        if path.name == "3.png":
+            raise write.PictureError("unreadable: Input/output error")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "_read", failing)
+        convert(tree, tmp_path / "out", OPTIONS)
+        assert not only(sync(tree, tmp_path / "out", SYNC)).made
+    assert len(open_dataset(tmp_path / "out")) == 22
+    assert counts(only(sync(tree, tmp_path / "out", SYNC))) == {"added": 2}
+    assert_is_the_tree(tree, tmp_path / "out", tmp_path / "fresh", OPTIONS)
 
 
 # --- what must not be lost --------------------------------------------------------------------------------
@@ -539,6 +645,69 @@ def test_a_class_that_cannot_be_read(
     )
     monkeypatch.undo()
     assert everything(hdf5) == files
+
+
+@pytest.mark.parametrize("place", ["a", "a/sub"])
+@pytest.mark.parametrize("kind", ["dangling", "loop", "file"])
+def test_what_lies_in_the_place_of_a_folder(
+    tree: Path, here: None, tmp_path: Path, place: str, kind: str
+) -> None:
+    """A folder whose disk is not mounted: its pictures are not gone, they cannot be seen."""
+    put(tree, {f"a/sub/{k}.png": png(seed=40 + k) for k in range(4)})
+    out = tmp_path / "out"
+    convert(tree, out, OPTIONS)
+    files = everything(out)
+    shutil.move(tree / place, tmp_path / "elsewhere")
+    match kind:
+        case "dangling":
+            (tree / place).symlink_to("/nowhere/at/all")
+        case "loop":
+            (tree / place).symlink_to(tree / place)
+        case "file":
+            (tree / place).write_text("disk full")
+    with pytest.raises(SourceError, match="mounted"):
+        sync(tree, out, SYNC)
+    assert everything(out) == files
+    if place == "a" and kind != "file":
+        with pytest.raises(SourceError, match="leads nowhere"):
+            convert(tree, out, OPTIONS)
+
+
+def test_a_picture_without_an_ending_that_cannot_be_read(
+    tree: Path, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tree, {"a/no ending": png(seed=44)})
+    convert(tree, tmp_path / "out", OPTIONS)
+    real = scan_module._is_sample
+    monkeypatch.setattr(scan_module, "_is_sample", lambda entry: entry.name != "no ending" and real(entry))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SourceError, match="cannot read .*no ending', which was a picture"):
+        sync(tree, tmp_path / "out", SYNC)
+
+
+def test_a_missing_shard_is_not_up_to_date(tree: Path, out: Path) -> None:
+    (out / read_manifest(out).shards[1].files[0].name).unlink()
+    for new in ({}, {"a/new.png": png(seed=3)}):
+        put(tree, new)
+        with pytest.raises(ShardError, match="lacks a file"):
+            sync(tree, out, SYNC)
+
+
+def test_a_damaged_row_may_go(tree: Path, out: Path, tmp_path: Path, storage: Storage) -> None:
+    """Nothing but its pixels' sums is asked of it."""
+    dataset = open_dataset(out)
+    id, first = dataset.ids([0])[0], dataset[0][0].permute(1, 2, 0).numpy().tobytes()
+    path = out / read_manifest(out).shards[0].files[0].name
+    data = bytearray(path.read_bytes())
+    data[data.index(first)] ^= 1
+    path.write_bytes(data)
+    (tree / id).unlink()
+    done = only(sync(tree, out, SYNC))
+    assert "rows that go are damaged, so that all that stay were read" in done.notes[0]
+    shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+    convert(tree, tmp_path / "fresh", of(storage))
+    assert samples_of(out) == samples_of(tmp_path / "fresh")
+    assert done.manifest.stats == read_manifest(tmp_path / "fresh").stats
 
 
 def test_classes_that_are_new(tree: Path, hdf5: Path, here: None, tmp_path: Path) -> None:
@@ -610,7 +779,7 @@ def test_data_sets_that_cannot_be_synced(tree: Path, hdf5: Path, tmp_path: Path)
     for folder, why in (
         (tmp_path / "parts" / "train", "was made by `split`"),
         (tmp_path / "some", "was made by `reshard`, of a part of the rows"),
-        (tmp_path / "small", "options that are unknown here .resized_from"),
+        (tmp_path / "small", "was made smaller by `reshard --size`"),
         (built.folder, "its pictures were decoded by None"),
     ):
         files = without_lock(folder)
@@ -689,6 +858,61 @@ def test_a_run_that_was_stopped_is_gone_on_with(
     done = only(sync(tree, out, in_time))
     assert done.resumed == 3
     assert everything(out) == everything(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("make", ["convert", "sync"])
+def test_a_run_is_not_gone_on_with_over_other_pictures(
+    tree: Path, here: None, tmp_path: Path, make: str
+) -> None:
+    """Of the same size, and given their old times: what was finished of them is made again."""
+    out, stamp = tmp_path / "out", 1_500_000_000_000_000_000
+    if make == "sync":
+        convert(tree, out, OPTIONS)
+    put(tree, {f"c/{k:02d}.png": png(seed=600 + k) for k in range(20)})
+    for path in tree.rglob("*.png"):
+        os.utime(path, ns=(stamp, stamp))
+
+    def run(max_runtime: float | None) -> None:
+        if make == "sync":
+            sync(tree, out, replace(SYNC, max_runtime=max_runtime))
+        else:
+            convert(tree, out, replace(OPTIONS, max_runtime=max_runtime))
+
+    with pytest.raises(OutOfTimeError):
+        run(1e-9)
+    time.sleep(0.02)
+    for k in range(0, 20, 2):
+        one, two = tree / "c" / f"{k:02d}.png", tree / "c" / f"{k + 1:02d}.png"
+        one.rename(tree / "t")
+        two.rename(one)
+        (tree / "t").rename(two)
+    run(None)
+    assert_is_the_tree(tree, out, tmp_path / "fresh", OPTIONS)
+    assert not only(sync(tree, out, SYNC)).made
+
+
+def test_a_stopped_sync_of_changes_that_were_taken_back(tree: Path, hdf5: Path) -> None:
+    before = everything(hdf5)
+    put(tree, {f"c/{k}.png": png(seed=600 + k) for k in range(20)})
+    with pytest.raises(OutOfTimeError):
+        sync(tree, hdf5, replace(SYNC, max_runtime=1e-9))
+    shutil.rmtree(tree / "c")
+    assert not only(sync(tree, hdf5, SYNC)).made
+    assert sorted(everything(hdf5)) == sorted(before)
+    assert only(reshard(hdf5, options=ReshardOptions(LayoutOptions(chunk_rows=8), jobs=1))).made
+
+
+def test_what_was_read_is_not_read_again_after_a_stop(
+    tree: Path, hdf5: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hdf5 / ".shardwright" / "source-000001.npz").unlink()
+    put(tree, {f"c/{k}.png": png(seed=600 + k) for k in range(20)})
+    seen = hashed(monkeypatch)
+    for times in (24, 0):
+        seen.clear()
+        with pytest.raises(OutOfTimeError):
+            sync(tree, hdf5, replace(SYNC, max_runtime=1e-9))
+        assert len([path for path in seen if path.parent.name != "c"]) == times
 
 
 def test_a_damaged_row_is_not_copied(tree: Path, out: Path) -> None:
