@@ -26,7 +26,7 @@ from shardwright.convert.options import ConvertOptions, StoreOptions
 from shardwright.convert.run import convert
 from shardwright.convert.scan import scan
 from shardwright.datasets import open_dataset
-from shardwright.datasets.layout import Manifest
+from shardwright.datasets.layout import Manifest, Stats
 from shardwright.datasets.manifest import read_manifest, write_manifest
 from shardwright.datasets.pixels import PixelOptions
 from shardwright.loaders import LoaderOptions, make_loader
@@ -97,7 +97,9 @@ def with_dead_rows(source: Path, folder: Path) -> None:
         )
         for shard in manifest.shards
     )
-    write_manifest(folder, replace(manifest, shards=shards, rows=sum(shard.living_rows for shard in shards)))
+    rows = sum(shard.living_rows for shard in shards)
+    stats = Stats(manifest.stats.mean, manifest.stats.std)  # the sums are those of all rows
+    write_manifest(folder, replace(manifest, shards=shards, rows=rows, stats=stats))
 
 
 def read(folder: Path, order: Literal["exact", "block"]) -> tuple[float, float]:

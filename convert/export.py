@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import joblib
-
 from shardwright.convert.export_options import ExportOptions
 from shardwright.convert.export_part import Part
 from shardwright.convert.export_state import ExportState
 from shardwright.convert.export_summary import Exported
+from shardwright.convert.jobs import COPYING, jobs_allowed
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.output import check_paths
 from shardwright.convert.progress import ProgressMaker, Silent
@@ -54,7 +53,7 @@ def export(
         done: list[str] = []
         try:
             for part in parts:
-                part.status = part.state.check(part.request)
+                part.look()
             missing = [part for part in parts if part.status is None or part.status.stage == "making"]
             if missing:
                 _make(missing, out, options, progress)
@@ -78,12 +77,12 @@ def dry_run(source: Path, out: Path, options: ExportOptions) -> dict[str, Export
     """Say what `export` would do, and do nothing. Raises as it does, for what can be known before ids are read."""
     found = {}
     for part in _checked(source, out, options):
-        part.status = part.state.check(part.request)
+        part.look()
         if part.status is not None and part.status.stage == "finished":
             found[part.split] = replace(part.exported(), dry_run=True)
             continue
         part.plan()
-        jobs = options.jobs or joblib.cpu_count()
+        jobs = options.jobs or jobs_allowed(COPYING)
         found[part.split] = replace(
             part.exported(),
             files=part.rows_total if options.to == "folder" else len(part.units()),
@@ -128,7 +127,7 @@ def _make(parts: Sequence[Part], out: Path, options: ExportOptions, progress: Pr
         part.begin()
     if any(part.missing() for part in parts):
         check_room(out, sum(part.bytes_missing() for part in parts))
-        with Workers(options.jobs) as workers:
+        with Workers(options.jobs, COPYING) as workers:
             for part in parts:
                 part.make(workers, progress)
     for part in parts:

@@ -25,7 +25,7 @@ class ExportOptions:
     version
         Of the source. None: the newest.
     jobs
-        Worker processes. None: the CPUs that this process may use.
+        Worker processes. None: as many as the CPUs and the memory allow that this process may use.
     """
 
     to: Target
@@ -48,3 +48,8 @@ class ExportOptions:
             whole_number("version", self.version, 1)
         if self.jobs is not None:
             whole_number("jobs", self.jobs, 1, 4096)
+
+    @property
+    def ending(self) -> str:
+        """What names of the files that it makes end in."""
+        return self.file.ending if self.to == "folder" else ".tar"

@@ -32,7 +32,7 @@ from shardwright.convert.records import ShardRecord
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.workers import Workers
 from shardwright.datasets.layout import Manifest
-from shardwright.errors import OutputError, named
+from shardwright.errors import OutputError
 
 #: Bytes of pixels of the pictures that one worker makes before they count as finished.
 _UNIT_BYTES = 32 << 20
@@ -53,6 +53,7 @@ class Part:
         self.rows_total = manifest.rows
         self.status: Status | None = None
         self.notes: list[str] = []
+        self.warnings: list[str] = []
         self.request = _request(manifest, options)
         #: Bytes on the disk of a row, and seconds to encode it, about.
         self.row_bytes, self.row_seconds = 0.0, 0.0
@@ -65,6 +66,22 @@ class Part:
         self._seconds, self._resumed, self._made = 0.0, 0, False
 
     # --- before -------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See how far the export is.
+
+        Raises
+        ------
+        OutputError
+            The folder holds something else, or a finished export of which some is gone.
+        """
+        self.status = self.state.check(self.request)
+        finished = self.status if self.status is not None and self.status.stage == "finished" else None
+        if finished and (lost := self.state.lost(finished, self._options.ending)):
+            raise OutputError(
+                f"the export in '{self.state.folder}' was finished, and {lost} since. Nothing was changed: use an "
+                "empty folder, or remove what is left of it"
+            )
 
     def plan(self) -> None:
         """Encode a few rows, to know how many go into a unit, and how many bytes they take."""
@@ -144,7 +161,7 @@ class Part:
         longest = os.pathconf(self.state.folder, "PC_NAME_MAX")
         folders = class_folders(self.manifest.classes, set(labels), longest)
         if numbers_shift(self.manifest.classes, folders):
-            self.notes.append(
+            self.warnings.append(
                 f"class numbers are not those that the folders' names give: they stand in {CLASSES_FILE}, "
                 f"`convert --classes '{self.state.folder / CLASSES_FILE}'` takes them"
             )
@@ -233,11 +250,6 @@ class Part:
         if self.status is None:
             raise RuntimeError("not begun")
         if self.status.stage == "finished":
-            if lost := self.state.lost(self.status):
-                raise OutputError(
-                    f"the export in '{self.state.folder}' was finished, and {named(lost)} is gone since: use another "
-                    "folder, or remove what is left of it"
-                )
             return []
         self.status = self.state.place(self.status)
         self._made = True
@@ -258,6 +270,7 @@ class Part:
             written=self.rows_total - self._resumed if self._seconds else 0,
             resumed=self._resumed,
             notes=tuple(self.notes),
+            warnings=tuple(self.warnings),
         )
 
 

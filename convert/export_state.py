@@ -24,6 +24,7 @@ from shardwright.errors import OutputError, named
 
 Stage = Literal["making", "placing", "finished"]
 _STATUS = "export.json"
+_TAR = ".tar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +204,28 @@ class ExportState:
         shutil.rmtree(self._run, ignore_errors=True)
         return status
 
-    def lost(self, status: Status) -> list[str]:
-        """What of a finished export is not there any more."""
-        return [entry for entry in status.entries if not os.path.lexists(self.folder / entry)]
+    def lost(self, status: Status, ending: str) -> str:
+        """What of a finished export is not there any more, in words; empty where all is.
+
+        Names of its files end in ``ending``. Pictures are counted, of tars the sizes are looked at too: there may be a
+        million of the former, on a disk where a look at each takes long.
+        """
+        if gone := [entry for entry in status.entries if not os.path.lexists(self.folder / entry)]:
+            return f"{named(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+        if ending == _TAR:
+            tars = [self.folder / entry for entry in status.entries if entry.endswith(ending)]
+            size = sum(tar.stat().st_size for tar in tars if tar.is_file())
+            return "" if size == status.bytes else f"its tars have {size} bytes, not {status.bytes} as then,"
+        found = sum(self._count(entry, ending) for entry in status.entries)
+        return (
+            f"{status.files - found} of its {status.files} pictures are gone" if found < status.files else ""
+        )
+
+    def _count(self, entry: str, ending: str) -> int:
+        if entry.endswith(ending) and (self.folder / entry).is_file():
+            return 1
+        walked = os.walk(self.folder / entry)  # nothing where it is a file
+        return sum(name.endswith(ending) for _, _, names in walked for name in names)
 
     def abandon(self) -> None:
         """Remove work in progress, but nothing that is finished; and all where nothing is."""

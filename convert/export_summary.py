@@ -27,8 +27,8 @@ class Exported:
         What this run took to write, and the rows that it wrote. In a dry run: about.
     resumed
         Rows that an earlier run, which did not come to its end, had written.
-    notes
-        What else a person should know, in words.
+    notes, warnings
+        What else a person should know, in words; and what may go wrong with what was made, if nobody heeds it.
     dry_run
         Whether nothing was made.
     """
@@ -45,6 +45,7 @@ class Exported:
     written: int = 0
     resumed: int = 0
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     dry_run: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Exported:
             "seconds": round(self.seconds, 3),
             "images_per_second": round(self.written / self.seconds, 1) if self.seconds else None,
             "resumed_rows": self.resumed,
-            "notes": list(self.notes),
+            "notes": [*self.warnings, *self.notes],
         }
 
     def in_words(self) -> list[str]:
@@ -87,4 +88,4 @@ class Exported:
             lines.append(f'  webdataset.WebDataset("{self.folder}/{self.split or "data"}-{numbers}.tar")')
         if self.resumed:
             lines.append(f"  {self.resumed} rows had been written by a run that did not come to its end")
-        return lines + [f"  {note}" for note in self.notes]
+        return lines + [f"  {note}" for note in (*self.warnings, *self.notes)]

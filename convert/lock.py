@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.convert.job import read_job, told_in
 from shardwright.convert.output import refuse_links
+from shardwright.convert.space import full_disk
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
 from shardwright.datasets.manifest import sync_folder
 from shardwright.errors import LockedError, OutputError
@@ -43,24 +44,47 @@ def one_writer(out: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, LockedError):
             raise
-        raise OutputError(f"cannot write '{out}': {error.strerror}") from error
+        _remove_empty(missing)
+        raise _unwritable(error, out) from error
     try:
-        holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%F %T %z")}
-        os.pwrite(fd, json.dumps(holder).encode(), 0)
+        _say_who(fd, state / "lock")
         with told_in(state):
             yield
     finally:
-        os.ftruncate(fd, 0)
-        held = any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER))
-        lock_alone = [path.name for path in state.glob("*")] == ["lock"]
-        if (missing and (lock_alone or not held)) or (lock_alone and not held):
-            (state / "lock").unlink()
-            with suppress(OSError):  # what a killed run left may be in it
-                state.rmdir()
-            for folder in missing:
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
-        os.close(fd)
+        try:
+            with suppress(OSError):  # of a process that is gone it would hold nobody either
+                os.ftruncate(fd, 0)
+            held = any((out / name).exists() for name in ("manifest.json", SHARDS_FOLDER))
+            lock_alone = [path.name for path in state.glob("*")] == ["lock"]
+            if (missing and (lock_alone or not held)) or (lock_alone and not held):
+                (state / "lock").unlink()
+                with suppress(OSError):  # what a killed run left may be in it
+                    state.rmdir()
+                _remove_empty(missing)
+        finally:
+            os.close(fd)
+
+
+def _say_who(fd: int, path: Path) -> None:
+    holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%F %T %z")}
+    try:
+        os.pwrite(fd, json.dumps(holder).encode(), 0)
+    except OSError as error:
+        raise _unwritable(error, path) from error
+
+
+def _unwritable(error: OSError, path: Path) -> OutputError:
+    """That ``path`` cannot be written, why, and the cure."""
+    return full_disk(error, path, 0) or OutputError(
+        f"cannot write '{path}': {error.strerror or error}. Nothing was done: see to its disk and to the right to "
+        "write there, or use another output"
+    )
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not empty, or not there
+            folder.rmdir()
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class RunOptions:
     Parameters
     ----------
     jobs
-        Worker processes. None: the CPUs that this process may use.
+        Worker processes. None: as many as the CPUs and the memory allow that this process may use.
     max_runtime
         Seconds after which no further shard is begun: what was finished is kept, and the same run goes on. None: it
         runs to its end.

@@ -4,9 +4,13 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from shardwright.datasets.buffers import Pixels
 from shardwright.datasets.layout import Stats
+
+#: Squares of so many grey levels of 255 are below 2**53: up to that a float64 is exact.
+EXACT_ROWS = 2**53 // 255**2
 
 
 @dataclass(slots=True)
@@ -53,23 +57,38 @@ class Summing:
         # does them ten times faster than NumPy adds integers up over the last axis.
         self._block = np.empty((min(height, 256), width * self._channels), np.float32)
         self._ones = np.ones(len(self._block), np.float32)
-        self._total, self._squares = np.zeros((2, width * self._channels))  # float64: exact to 2**53
-        self._pixels = 0
+        self._total, self._squares = np.zeros((2, width * self._channels))  # of each column
+        self._rows = 0  # that they are sums of
+        self._sums = Sums(0, [0] * self._channels, [0] * self._channels)  # what they no longer hold
 
     def add(self, image: Pixels) -> None:
         """Add one image."""
         rows = image.reshape(len(image), -1)
         for top in range(0, len(rows), 256):
             part = rows[top : top + 256]
+            if self._rows + len(part) > EXACT_ROWS:
+                self._carry()
             block, ones = self._block[: len(part)], self._ones[: len(part)]
             np.copyto(block, part)
             self._total += ones @ block
             np.multiply(block, block, out=block)
             self._squares += ones @ block
-        self._pixels += image.shape[0] * image.shape[1]
+            self._rows += len(part)
+        self._sums.pixels += image.shape[0] * image.shape[1]
 
     def sums(self) -> Sums:
         """The sums so far."""
-        by_channel = (s.reshape(-1, self._channels).sum(0) for s in (self._total, self._squares))
-        total, squares = ([int(value) for value in sums] for sums in by_channel)
-        return Sums(self._pixels, total, squares)
+        self._carry()
+        return Sums(self._sums.pixels, list(self._sums.total), list(self._sums.squares))
+
+    def _carry(self) -> None:
+        """Take the sums of the columns over into whole numbers: theirs may be beyond what a float64 tells exactly."""
+        total, squares = (self._by_channel(columns) for columns in (self._total, self._squares))
+        self._sums.merge(Sums(0, total, squares))
+        self._total.fill(0)
+        self._squares.fill(0)
+        self._rows = 0
+
+    def _by_channel(self, columns: npt.NDArray[np.float64]) -> list[int]:
+        whole = columns.astype(np.int64).reshape(-1, self._channels)
+        return [sum(whole[:, channel].tolist()) for channel in range(self._channels)]

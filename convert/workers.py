@@ -18,7 +18,7 @@ from shardwright.convert.jobs import Need, decoding, jobs_allowed
 from shardwright.convert.orphan import end_with_parent
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.starting import starting_processes
-from shardwright.convert.write import ShardTask, try_picture, write_shard
+from shardwright.convert.write import ShardTask, try_picture
 from shardwright.errors import ShardError, ShardwrightError
 
 # A worker decodes one picture at a time: more threads a worker would only get in each other's way. And a json.py in
@@ -34,7 +34,7 @@ _LOOK_EVERY_SECONDS = 0.5
 
 
 class Task(Protocol):
-    """A shard to write, under names from ``partial``; a `ShardTask` of pictures, or one that says itself how."""
+    """A shard to write, under names from ``partial``."""
 
     @property
     def number(self) -> int: ...
@@ -175,7 +175,7 @@ class _Worker:
     def _written(self, task: Task) -> ShardRecord:
         for left in task.partial.parent.glob(task.partial.name + ".*"):  # by one that died
             left.unlink()
-        return self.call(write_shard, task) if isinstance(task, ShardTask) else self.call(task.write)
+        return self.call(task.write)
 
     def _dies_of(self, path: str, task: ShardTask) -> bool:
         """Whether a new process dies of the picture each time: once may be for want of memory that others took."""

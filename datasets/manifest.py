@@ -121,10 +121,29 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
     The version's own file comes first, ``manifest.json`` is replaced last, so that a reader sees the
     old version or the new one, whole.
+
+    Raises
+    ------
+    FormatError
+        No reader would take it. Nothing was written.
     """
     text = manifest.to_json().encode()
+    _refuse_unreadable(text, folder, manifest.version)
     for name in (manifest_name(manifest.version), "manifest.json"):
         replace_file(folder / name, text, folder / WORK_FOLDER)
+
+
+def _refuse_unreadable(text: bytes, folder: Path, version: int) -> None:
+    """What no reader takes would be the end of the data set: no command could mend it, or make the next version."""
+    try:
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise ValueError(f"it has {len(text)} bytes, a manifest may have {MAX_MANIFEST_BYTES}")
+        _parse(json.loads(text))
+    except ValueError as error:
+        raise FormatError(
+            f"version {version} of '{folder}' was not published, no reader would take its manifest: {error}. "
+            "What was there stays as it was; please report this fault of shardwright"
+        ) from error
 
 
 def replace_file(path: Path, data: bytes, state: Path) -> None:
@@ -195,17 +214,8 @@ def _parse(found: Any) -> Manifest:
     rows = entry.count("rows")
     if rows != sum(shard.living_rows for shard in shards):
         raise ValueError(f"rows is {rows}, its shards have {sum(shard.living_rows for shard in shards)}")
-    stats = _Entry(entry.get("stats", dict), "stats")
-    mean, std = stats.list("mean", float), stats.list("std", float)
-    channels = next(c.shape[2] for c in columns if c.kind == "image")
-    if not len(mean) == len(std) == channels or not all(0 <= level <= 255 for level in mean + std):
-        raise ValueError(f"stats: expected mean and std of {channels} channels, in grey levels 0 to 255")
-    pixels, sums = (
-        stats.count("pixels", default=0),
-        (stats.list("total", int, []), stats.list("squares", int, [])),
-    )
-    if any(len(each) != channels * (pixels > 0) for each in sums):
-        raise ValueError(f"stats: expected total and squares of {channels} channels beside pixels")
+    shape = next(c.shape for c in columns if c.kind == "image")
+    stats = _stats(_Entry(entry.get("stats", dict), "stats"), rows, shape)
     options = _Entry(entry.get("options", dict, {}), "options")
     options.count("chunk_rows", least=1, default=1)
     source = _Entry(entry.get("source", dict, {}), "source")
@@ -218,7 +228,7 @@ def _parse(found: Any) -> Manifest:
         columns=columns,
         shards=shards,
         seed=entry.get("seed", int, 0),
-        stats=Stats(tuple(mean), tuple(std), pixels, *map(tuple, sums)),
+        stats=stats,
         rejected=entry.counts("rejected"),
         suspect=entry.counts("suspect"),
         duplicates=entry.counts("duplicates"),
@@ -256,6 +266,33 @@ def _column(entry: "_Entry") -> Column:
             f"images of shape {list(column.shape)}, expected [height, width, channels] under 2 GiB"
         )
     return column
+
+
+def _stats(entry: "_Entry", rows: int, shape: tuple[int, ...]) -> Stats:
+    height, width, channels = shape
+    mean, std = entry.list("mean", float), entry.list("std", float)
+    if not len(mean) == len(std) == channels or not all(0 <= level <= 255 for level in mean + std):
+        raise ValueError(f"stats: expected mean and std of {channels} channels, in grey levels 0 to 255")
+    pixels = entry.count("pixels", default=0)
+    total, squares = entry.list("total", int, []), entry.list("squares", int, [])
+    if pixels not in (0, rows * height * width):
+        raise ValueError(
+            f"stats: pixels is {pixels}, {rows} rows of {height}x{width} have {rows * height * width}"
+        )
+    if not len(total) == len(squares) == channels * (pixels > 0):
+        raise ValueError(f"stats: expected total and squares of {channels} channels beside pixels")
+    for t, q in zip(total, squares, strict=True):
+        # Else a later version, which adds and takes away, would have the root of a negative variance for its deviation.
+        if not (0 <= t <= 255 * pixels and t * t <= pixels * q and q <= 255 * t):
+            raise ValueError(
+                f"stats: no {pixels} grey levels 0 to 255 have the total {_short(t)} and the squares {_short(q)}"
+            )
+    return Stats(tuple(mean), tuple(std), pixels, tuple(total), tuple(squares))
+
+
+def _short(number: int) -> str:
+    """``number`` for a message: it may have more digits than Python puts into words."""
+    return str(number) if abs(number) < 1 << 128 else "of more than 128 bits"
 
 
 def _shard(entry: "_Entry") -> Shard:

@@ -73,6 +73,8 @@ def of_exports(done: Iterable["Exported"]) -> Iterator[Event]:
             name = "exported" if one.made else "nothing-to-do"
             values = {"version": one.manifest.version, "rows": one.manifest.rows, "files": one.files}
             yield Event(name, values={**_where(one.split, one.folder), **values, "bytes": one.bytes})
+            yield from _notes(one.split, one.folder, one.warnings, Level.WARNING)
+            yield from _notes(one.split, one.folder, one.notes)
 
 
 def of_verifications(found: Mapping[str, "Verification"]) -> Iterator[Event]:
@@ -130,9 +132,9 @@ def _made(
     yield from _notes(split, folder, notes)
 
 
-def _notes(split: str, folder: Any, notes: Iterable[str]) -> Iterator[Event]:
+def _notes(split: str, folder: Any, notes: Iterable[str], level: Level = Level.INFO) -> Iterator[Event]:
     for note in notes:
-        yield Event("note", values={**_where(split, folder), "note": note})
+        yield Event("note", level, {**_where(split, folder), "note": note})
 
 
 def _findings(split: str, folder: Any, manifest: "Manifest") -> Iterator[Event]:

@@ -15,7 +15,7 @@ from building import build
 from drawing import jpeg, png, put
 
 import shardwright
-from shardwright.convert import workers
+from shardwright.convert import write
 
 Command = Callable[..., Any]
 FAST = ("--size", 16, "--chunk-rows", 16)
@@ -192,7 +192,7 @@ def test_an_interrupt_exits_with_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "write_shard", interrupted)
+    monkeypatch.setattr(write, "write_shard", interrupted)
     ran = command("convert", source, out, *FAST)
     assert (ran.code, ran.out) == (130, "")
     assert "interrupted" in ran.err

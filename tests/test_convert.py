@@ -20,7 +20,7 @@ import pytest
 from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from PIL import Image
 
-from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, workers
+from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, write
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.store import shard_writer
 from shardwright.convert.write import ShardTask, write_shard
@@ -427,12 +427,12 @@ def test_impossible_paths_are_a_usage_error(
     assert hashes(tmp_path) == before
 
 
-@pytest.mark.parametrize("failing", ["workers.write_shard", "output.sync_folder", "output.write_manifest"])
+@pytest.mark.parametrize("failing", ["write.write_shard", "output.sync_folder", "output.write_manifest"])
 def test_a_run_that_fails_leaves_the_version_before(
     small: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> ShardRecord:
-        if failing == "workers.write_shard":  # in a worker: it raises nothing
+        if failing == "write.write_shard":  # in a worker: it raises nothing
             return ShardRecord(0, error=(errno.ENOSPC, "No space left on device"))
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -458,7 +458,7 @@ def test_an_interrupt_leaves_nothing(here: None, tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     put(tmp_path / "src", {"a/x.png": png()})
-    monkeypatch.setattr(workers, "write_shard", interrupted)
+    monkeypatch.setattr(write, "write_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(tmp_path / "src", tmp_path / "out", SMALL)
     assert os.listdir(tmp_path) == ["src"]

@@ -27,11 +27,21 @@ from test_one_writer import everything, processes_naming
 from test_resume import wait_for_none
 from test_verify import flip
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, export_part, export_task
+from shardwright.convert import (
+    ConvertOptions,
+    PixelOptions,
+    StoreOptions,
+    convert,
+    export_part,
+    export_task,
+    workers,
+)
+from shardwright.convert import export as export_module
 from shardwright.convert.export import ExportOptions, dry_run, export
 from shardwright.convert.export_names import class_folders, class_map_text, folders_of, picture_paths
 from shardwright.convert.export_state import ExportState
 from shardwright.convert.export_summary import Exported
+from shardwright.convert.jobs import COPYING, Need
 from shardwright.convert.lock import one_writer
 from shardwright.convert.merge import MergeOptions, merge
 from shardwright.convert.picturefile import PictureFile
@@ -280,11 +290,44 @@ def test_numbers_that_no_folder_tells(here: None, tmp_path: Path) -> None:
     names = ("owl", "n/a", "cat", "dög")
     convert(tree_of_pngs(tmp_path / "tree"), tmp_path / "src", converting(classes=names))
     done = only(export(tmp_path / "src", tmp_path / "out", FOLDER))
-    assert "class numbers are not those that the folders' names give" in done.notes[0]
+    assert "class numbers are not those that the folders' names give" in done.warnings[0]
     assert read_class_map(tmp_path / "out" / "classes.txt") == names
     again = converting(classes=read_class_map(tmp_path / "out" / "classes.txt"))
     convert(tmp_path / "out", tmp_path / "again", again)
     assert with_other_endings(rows_of(tmp_path / "src")) == with_other_endings(rows_of(tmp_path / "again"))
+
+
+def test_what_a_person_should_know_is_logged(tmp_path: Path, command: Command) -> None:
+    """Numbers that are not those of the folders would be wrong labels: a warning, which --quiet lets through."""
+    built, out = build(tmp_path / "src"), tmp_path / "out"
+    classes = ("z", "a\nb", *built.manifest.classes[2:])
+    republish(built, classes=classes)
+    ran = command("export", built.folder, out, "--to", "folder")
+    notes = [line for line in ran.err.splitlines() if " event=note " in line]
+    assert [("level=warning" in line, "class numbers are not" in line) for line in notes] == [
+        (True, True),
+        (False, False),
+    ]
+    assert "there is no classes.txt" in notes[1]
+    assert all(text in ran.out for text in ("class numbers are not", "there is no classes.txt"))
+    ran = command("export", built.folder, tmp_path / "quiet", "--to", "folder", "--quiet")
+    assert ["class numbers are not" in line for line in ran.err.splitlines()] == [True]
+
+
+def test_as_many_workers_as_rows_need(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They copy rows, and decode nothing: more of them fit into the memory. The dry run counts as the run does."""
+    built = build(tmp_path / "src")
+    asked: list[Need | None] = []
+
+    def allowed(need: Need) -> int:
+        asked.append(need)
+        return 3
+
+    monkeypatch.setattr(workers, "jobs_allowed", allowed)
+    monkeypatch.setattr(export_module, "jobs_allowed", allowed)
+    for run in (dry_run, export):
+        run(built.folder, tmp_path / "out", ExportOptions("folder"))
+    assert asked == [COPYING, COPYING]
 
 
 def test_a_class_map_is_not_taken_for_a_picture(here: None, tmp_path: Path) -> None:
@@ -529,8 +572,42 @@ def test_a_finished_export_that_lost_something(here: None, tmp_path: Path) -> No
     built = build(tmp_path / "src")
     export(built.folder, tmp_path / "out", FOLDER)
     shutil.rmtree(tmp_path / "out" / "c1")
-    with pytest.raises(OutputError, match="'c1' is gone since"):
-        export(built.folder, tmp_path / "out", FOLDER)
+    for run in (export, dry_run):
+        with pytest.raises(OutputError, match="'c1' is gone since"):
+            run(built.folder, tmp_path / "out", FOLDER)
+
+
+def test_a_finished_export_that_lost_pictures(here: None, tmp_path: Path) -> None:
+    built, out = build(tmp_path / "src"), tmp_path / "out"
+    export(built.folder, out, FOLDER)
+    put(out, {"c0/notes.txt": b"mine"})  # the user's: no picture
+    assert not only(export(built.folder, out, FOLDER)).made
+    for picture in sorted(out.glob("c0/*.png"))[:2]:
+        picture.unlink()
+    before = everything(out)
+    for run in (export, dry_run):
+        with pytest.raises(
+            OutputError, match="'.*out' was finished, and 2 of its 50 pictures are gone since.*empty"
+        ):
+            run(built.folder, out, FOLDER)
+    assert everything(out) == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_finished_export_that_lost_a_tar(here: None, tmp_path: Path, damage: str) -> None:
+    built, out = build(tmp_path / "src"), tmp_path / "out"
+    assert only(export(built.folder, out, TARS)).files > 1
+    assert not only(export(built.folder, out, TARS)).made
+    tar = min(out.glob("*.tar"))
+    if damage == "gone":
+        tar.unlink()
+    else:
+        os.truncate(tar, 512)
+    for run in (export, dry_run):
+        with pytest.raises(
+            OutputError, match=r"'data-000000.tar' is gone|its tars have \d+ bytes, not \d+ as then"
+        ):
+            run(built.folder, out, TARS)
 
 
 @pytest.mark.parametrize("out", ["src/out", ".", "src"])

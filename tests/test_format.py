@@ -111,6 +111,8 @@ def test_reader_skips_dead_rows(copy: Path, samples: Reader) -> None:
     first, last = manifest["shards"]
     first["dead_rows"], last["dead_rows"] = [0, 3, 7, 8], [last["rows"] - 1]
     manifest["rows"] -= 5
+    for key in ("pixels", "total", "squares"):  # they would be those of rows that are no more
+        del manifest["stats"][key]
     publish(copy, manifest)
     dead = {0, 3, 7, 8, len(everything) - 1}
     living = [sample for row, sample in enumerate(everything) if row not in dead]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,57 @@ def test_file_names_are_plain_relative_paths(tmp_path: Path, name: str, more: st
 def test_a_hostile_value_is_named(tmp_path: Path, path: str, value: Any, says: str) -> None:
     with pytest.raises(FormatError, match=says):
         read(tmp_path, changed(path, value))
+
+
+SUMS = {"pixels": 11 * 64, "total": [704, 0, 255 * 704], "squares": [704, 0, 255**2 * 704]}
+
+
+def with_sums(**sums: Any) -> str:
+    """The valid manifest with sums of its pixels, but for ``sums``."""
+    return changed("stats", {**VALID["stats"], **SUMS, **sums})
+
+
+def test_sums_of_pixels_are_believed(tmp_path: Path) -> None:
+    assert read(tmp_path, with_sums()).stats.pixels == 704
+
+
+@pytest.mark.parametrize(
+    ("sums", "says"),
+    [
+        ({"pixels": 703}, "pixels is 703, 11 rows of 8x8 have 704"),
+        ({"pixels": 0}, "total and squares of 3 channels"),
+        ({"pixels": 704.0}, "'pixels' is float"),
+        ({"total": [704, 0]}, "total and squares of 3 channels"),
+        ({"total": [704, False, 0]}, "'total' holds something else than int"),
+        ({"total": [-1, 0, 0]}, "no 704 grey levels 0 to 255 have the total -1"),
+        ({"total": [255 * 704 + 1, 0, 0]}, "no 704 grey levels"),
+        ({"squares": [703, 0, 255**2 * 704]}, "the total 704 and the squares 703"),  # a variance below zero
+        ({"squares": [255 * 704 + 1, 0, 255**2 * 704]}, "no 704 grey levels"),
+        ({"squares": [704, 1, 255**2 * 704]}, "the total 0 and the squares 1"),
+        ({"total": [10**4000, 0, 0]}, "of more than 128 bits"),
+    ],
+)
+def test_sums_that_no_pixels_have(tmp_path: Path, sums: dict[str, Any], says: str) -> None:
+    """The next version would be made with them, and be one that nobody can read."""
+    with pytest.raises(FormatError, match=says):
+        read(tmp_path, with_sums(**sums))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rows": 12},
+        {"stats": Stats((float("nan"),) * 3, (0.0,) * 3)},
+        {"stats": Stats((1.0,) * 3, (0.0,) * 3, 704, (1408,) * 3, (0,) * 3)},
+        {"classes": ("a", "a")},
+    ],
+)
+def test_what_no_reader_takes_is_not_published(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (tmp_path / ".shardwright").mkdir()
+    write_manifest(tmp_path, MANIFEST)
+    with pytest.raises(FormatError, match=r"version 4 of '.*' was not published, no reader would take"):
+        write_manifest(tmp_path, replace(MANIFEST, version=4, **wrong))
+    assert (read_manifest(tmp_path), versions_of(tmp_path)) == (MANIFEST, [3])
 
 
 @pytest.mark.parametrize("kind", ["image", "label", "id", "crc32"])

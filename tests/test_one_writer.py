@@ -1,7 +1,9 @@
 """One writer at a time; what a killed, terminated or failed run leaves; what the next one makes of it."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from drawing import jpeg, put
 
-from shardwright.convert import ConvertOptions, PixelOptions, convert, output
+from shardwright.convert import ConvertOptions, PixelOptions, convert, lock, output
 from shardwright.convert.lock import one_writer, sole_writer, split_writer
 from shardwright.convert.workers import Workers
 from shardwright.datasets import open_dataset
@@ -143,6 +145,51 @@ def test_a_lock_file_alone_holds_nobody(here: None, tree: Path, tmp_path: Path) 
         json.dumps({"process": 1, "host": "x", "since": "y"})
     )
     assert not convert(tree, tmp_path / "out", OPTIONS)[0].made
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "the disk is full, .* has .* free.* make room"),
+        (errno.EDQUOT, "the quota is used up.* make room"),
+        (errno.EROFS, "Read-only file system. Nothing was done: .* use another output"),
+    ],
+)
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+def test_a_lock_that_cannot_be_written(
+    here: None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str, call: str
+) -> None:
+    """What, where and the cure; nothing is left, and nothing is held."""
+    out = tmp_path / "made" / "out"
+    real = getattr(os, call)
+
+    def failing(where: Any, *arguments: Any) -> Any:
+        if call == "open" and not str(where).endswith("/lock"):
+            return real(where, *arguments)
+        raise OSError(number, os.strerror(number))
+
+    place = re.escape(str(out / ".shardwright" / "lock" if call == "pwrite" else out))
+    with monkeypatch.context() as broken:
+        broken.setattr(lock.os, call, failing)
+        with pytest.raises(OutputError, match=f"cannot write '{place}': {says}"):
+            convert(tree, out, OPTIONS)
+    assert not (tmp_path / "made").exists()
+    assert convert(tree, out, OPTIONS)[0].made
+
+
+def test_a_lock_that_cannot_be_emptied_is_no_failure(
+    here: None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was published is; what stays in the file is what a killed process leaves."""
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(lock.os, "ftruncate", failing)
+        assert convert(tree, tmp_path / "out", OPTIONS)[0].made
+    with one_writer(tmp_path / "out"):
+        pass
 
 
 @pytest.mark.parametrize("step", ["rename", "sync_folder", "replace_file", "write_manifest"])

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright import operation
-from shardwright.convert import output, workers
+from shardwright.convert import output, workers, write
 from shardwright.convert.job import Job, told_in
 from shardwright.convert.jobs import COPYING, Need, System, allowance, decoding, jobs_allowed
 from shardwright.convert.lock import one_writer, running_job
@@ -195,7 +195,7 @@ def test_a_conversion_that_is_interrupted(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "write_shard", interrupted)
+    monkeypatch.setattr(write, "write_shard", interrupted)
     code, found = logged("convert", source, out, *FAST)
     assert (code, names(found)[-3:]) == (130, ["stage", "stopped", "end"])
     assert found[-3]["state"] == "broken-off"

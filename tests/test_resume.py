@@ -27,6 +27,7 @@ from shardwright.convert import (
     output,
     unfinished,
     workers,
+    write,
 )
 from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets import open_dataset
@@ -56,7 +57,7 @@ def stopped_after(
     shards: int, monkeypatch: pytest.MonkeyPatch, tree: Path, out: Path, **options: Any
 ) -> None:
     """Convert, and be interrupted once so many shards are finished."""
-    real, calls = workers.write_shard, 0
+    real, calls = write.write_shard, 0
 
     def write_shard(task: Any) -> Any:
         nonlocal calls
@@ -66,20 +67,20 @@ def stopped_after(
         return real(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "write_shard", write_shard)
+        patch.setattr(write, "write_shard", write_shard)
         with pytest.raises(KeyboardInterrupt):
             convert(tree, out, replace(OPTIONS, jobs=1, **options))
 
 
 def shards_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by the number of each shard that is written from now on."""
-    real, found = workers.write_shard, []
+    real, found = write.write_shard, []
 
     def write_shard(task: Any) -> Any:
         found.append(task.number)
         return real(task)
 
-    monkeypatch.setattr(workers, "write_shard", write_shard)
+    monkeypatch.setattr(write, "write_shard", write_shard)
     return found
 
 
@@ -578,7 +579,7 @@ def test_a_poisonous_first_chunk_where_room_is_tight(tmp_path: Path, tree: Path)
 def test_a_worker_that_dies_of_no_picture_is_an_error(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "write_shard", _end_this_process)
+    monkeypatch.setattr(workers._Worker, "_written", lambda worker, _: worker.call(_end_this_process))
     with pytest.raises(ShardwrightError, match="killed or crashed 3 times, and none of its 16 pictures"):
         convert(tree, tmp_path / "out", replace(OPTIONS, jobs=1))
     assert not (tmp_path / "out").exists()
