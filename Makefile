@@ -87,7 +87,7 @@ test-interop: $(READY) ## Other readers on our shards, training frameworks over 
 
 soak: $(READY) ## Thousands of damaged files, and thousands of kills; takes more than an hour
 	$(BIN)/pytest tests/test_fuzz.py --hypothesis-profile soak --timeout 7200
-	$(BIN)/pytest tests/test_resume.py tests/test_gc.py tests/test_repair.py tests/test_reshard.py tests/test_export.py tests/test_sync.py -k random_instants --kills 500 --timeout 7200
+	$(BIN)/pytest tests/test_resume.py tests/test_gc.py tests/test_repair.py tests/test_reshard.py tests/test_export.py tests/test_sync_faults.py -k random_instants --kills 500 --timeout 7200
 
 bench-load: $(READY) ## Measure the loader against bare reads, h5py, and FFCV after `make ffcv`
 	$(BIN)/python benchmarks/load.py

@@ -47,7 +47,7 @@ def one_writer(out: Path) -> Iterator[None]:
         _remove_empty(missing)
         raise _unwritable(error, out) from error
     try:
-        _say_who(fd, state / "lock")
+        _say_who(fd)
         with told_in(state):
             yield
     finally:
@@ -65,12 +65,12 @@ def one_writer(out: Path) -> Iterator[None]:
             os.close(fd)
 
 
-def _say_who(fd: int, path: Path) -> None:
+def _say_who(fd: int) -> None:
     holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%F %T %z")}
-    try:
+    with suppress(
+        OSError
+    ):  # on a full disk `gc` must go on: who holds it is for others to read, and for nothing else
         os.pwrite(fd, json.dumps(holder).encode(), 0)
-    except OSError as error:
-        raise _unwritable(error, path) from error
 
 
 def _unwritable(error: OSError, path: Path) -> OutputError:

@@ -155,26 +155,40 @@ def test_a_lock_file_alone_holds_nobody(here: None, tree: Path, tmp_path: Path) 
         (errno.EROFS, "Read-only file system. Nothing was done: .* use another output"),
     ],
 )
-@pytest.mark.parametrize("call", ["open", "pwrite"])
-def test_a_lock_that_cannot_be_written(
-    here: None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str, call: str
+def test_a_lock_that_cannot_be_made(
+    here: None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
 ) -> None:
     """What, where and the cure; nothing is left, and nothing is held."""
-    out = tmp_path / "made" / "out"
-    real = getattr(os, call)
+    out, real = tmp_path / "made" / "out", os.open
 
     def failing(where: Any, *arguments: Any) -> Any:
-        if call == "open" and not str(where).endswith("/lock"):
+        if not str(where).endswith("/lock"):
             return real(where, *arguments)
         raise OSError(number, os.strerror(number))
 
-    place = re.escape(str(out / ".shardwright" / "lock" if call == "pwrite" else out))
     with monkeypatch.context() as broken:
-        broken.setattr(lock.os, call, failing)
-        with pytest.raises(OutputError, match=f"cannot write '{place}': {says}"):
+        broken.setattr(lock.os, "open", failing)
+        with pytest.raises(OutputError, match=f"cannot write '{re.escape(str(out))}': {says}"):
             convert(tree, out, OPTIONS)
     assert not (tmp_path / "made").exists()
     assert convert(tree, out, OPTIONS)[0].made
+
+
+def test_a_lock_that_cannot_be_written_is_a_lock(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk `gc` is what makes room."""
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lock.os, "pwrite", failing)
+    with (
+        one_writer(tmp_path / "out"),
+        pytest.raises(LockedError, match="held by another process"),
+        one_writer(tmp_path / "out"),
+    ):
+        pass
 
 
 def test_a_lock_that_cannot_be_emptied_is_no_failure(

@@ -3,9 +3,6 @@
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +14,7 @@ import numpy as np
 import pytest
 from building import build as build_data_set
 from drawing import encoded, jpeg, noise, png, put
-from test_one_writer import everything, processes_naming
-from test_resume import wait_for_none
+from test_one_writer import everything
 
 from shardwright.convert import (
     ConvertOptions,
@@ -862,52 +858,6 @@ def test_a_run_that_was_stopped_is_gone_on_with(
     done = only(sync(tree, out, in_time))
     assert done.resumed == 3
     assert everything(out) == everything(tmp_path / "undisturbed")
-
-
-def test_killed_at_random_instants(here: None, tmp_path: Path, storage: Storage, kills: int) -> None:
-    """SIGKILL, every other time to the parent alone, until the command ends by itself: the same bytes."""
-    tree = put(tmp_path / "src", {f"{c}/{k}.png": png(seed=k) for c in "abc" for k in range(60)})
-    convert(tree, tmp_path / "base", of(storage))
-    rows = samples_of(tmp_path / "base")
-    put(tree, {f"{c}/new{k}.png": png(seed=500 + k) for c in "abcd" for k in range(40)})
-    (tree / "a").rename(tree / "e")
-    for k in range(0, 60, 3):
-        (tree / "b" / f"{k}.png").unlink()
-    shutil.copytree(tmp_path / "base", tmp_path / "undisturbed")
-    command = [sys.executable, "-P", "-m", "shardwright", "sync", str(tree)]
-    subprocess.run([*command, str(tmp_path / "undisturbed"), "--jobs", "2"], check=True, capture_output=True)
-    right = without_lock(tmp_path / "undisturbed")
-    mark, chance, work = f"SHARDWRIGHT_TEST_{os.getpid()}_sync_{storage}", random.Random(0), tmp_path / "work"
-    longest, killed = 4.0, 0
-    shutil.copytree(tmp_path / "base", work)
-    while killed < kills // 2:
-        start = time.monotonic()
-        process = subprocess.Popen(
-            [*command, str(work), "--jobs", "2"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, mark: "1"},
-            start_new_session=True,
-        )
-        try:
-            while killed % 4 < 3 and process.poll() is None and not list(work.glob(".shardwright/run/*")):
-                time.sleep(0.002)  # most of the time goes into starting
-            process.wait(chance.uniform(0, longest / 2))
-        except subprocess.TimeoutExpired:
-            killed += 1
-            os.kill(process.pid, signal.SIGKILL) if killed % 2 else os.killpg(process.pid, signal.SIGKILL)
-            for pid in [] if killed % 2 else processes_naming(mark):
-                os.kill(pid, signal.SIGKILL)
-            process.wait()
-            wait_for_none(mark)
-            assert samples_of(work, version=1) == rows
-            assert samples_of(work) in (rows, samples_of(tmp_path / "undisturbed"))
-            continue
-        assert process.returncode == 0
-        longest = time.monotonic() - start
-        assert without_lock(work) == right
-        shutil.rmtree(work)
-        shutil.copytree(tmp_path / "base", work)
 
 
 @pytest.mark.parametrize("make", ["convert", "sync"])
