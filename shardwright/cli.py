@@ -15,6 +15,7 @@ from shardwright.group import (
     DEBUG,
     FAILED,
     FOLDER,
+    GRACE,
     WITH_REJECTS,
     Group,
     allow_open_files,
@@ -108,13 +109,7 @@ def main() -> None:
 @click.option(
     "--allow-shrink", is_flag=True, help="Convert a source that lost more than half of its pictures."
 )
-@click.option(
-    "--newer-than-grace",
-    type=float,
-    default=0.0,
-    metavar="SECONDS",
-    help="Leave pictures that were changed within the last SECONDS for the next run.",
-)
+@GRACE
 @MAX_RUNTIME
 @click.option("--dry-run", is_flag=True, help="Say what would be done: counts, bytes, about how long.")
 @AS_JSON

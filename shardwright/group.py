@@ -145,6 +145,15 @@ DEBUG = click.option(
 )
 
 
+GRACE = click.option(
+    "--newer-than-grace",
+    type=float,
+    default=0.0,
+    metavar="SECONDS",
+    help="Leave pictures that were changed within the last SECONDS for the next run.",
+)
+
+
 def show(found: Mapping[str, Any], as_json: bool, in_words: Callable[[Any], list[str]]) -> None:
     """One JSON object, keyed by split where there are splits; or lines, but for ``--quiet``."""
     if as_json:

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from shardwright.errors import UsageError
-from shardwright.group import AS_JSON, DEBUG, FOLDER, WITH_REJECTS, show_each
+from shardwright.group import AS_JSON, DEBUG, FOLDER, GRACE, WITH_REJECTS, show_each
 from shardwright.operation import MAX_RUNTIME, Operation, operation
 
 JOBS = click.option(
@@ -198,13 +198,7 @@ def split(
 @click.option(
     "--allow-shrink", is_flag=True, help="Follow a source that lost more than half of its pictures."
 )
-@click.option(
-    "--newer-than-grace",
-    type=float,
-    default=0.0,
-    metavar="SECONDS",
-    help="Leave pictures that were changed within the last SECONDS for the next run.",
-)
+@GRACE
 @click.option("--new-version", is_flag=True, help="Give up the unfinished run of another command.")
 @JOBS
 @MAX_RUNTIME
