@@ -131,13 +131,18 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["nowhere", "gone.jpg"], ids=["broken", "itself"])
 def test_a_link_to_nothing(tmp_path: Path, target: str) -> None:
     put(tmp_path, {"a/x.jpg": JPEG})
-    for name in ("a/gone.jpg", "a/gone.txt", "gone"):
+    for name in ("a/gone.jpg", "a/gone.txt", "a/gone"):
         (tmp_path / name).symlink_to(Path(name).name if target != "nowhere" else target)
     found = scan(tmp_path)
     assert found.paths == ("a/gone.jpg", "a/x.jpg")  # to be rejected as unreadable, not passed over
     assert found.classes == ("a",)
-    assert found.skipped == {"not-a-picture": 2}
+    assert found.skipped == {"dangling-link": 2}
     assert find_splits(tmp_path) == []
+    (tmp_path / "gone").symlink_to("gone" if target != "nowhere" else target)
+    with pytest.raises(
+        SourceError, match="gone' is a link that leads nowhere: a class whose disk is not mounted"
+    ):
+        scan(tmp_path)
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +286,7 @@ def test_an_empty_source_is_refused(tmp_path: Path) -> None:
 
 def test_labels_are_int64(tmp_path: Path) -> None:
     found = scan(put(tmp_path, {"a/": b""}))
-    assert (found.labels.dtype, found.sizes.dtype, found.mtimes.dtype) == (np.int64,) * 3
+    assert (found.labels.dtype, found.sizes.dtype, found.stamps.mtimes.dtype) == (np.int64,) * 3
 
 
 # --- files that are still coming --------------------------------------------------------------------------
