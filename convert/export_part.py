@@ -161,10 +161,11 @@ class Part:
         longest = os.pathconf(self.state.folder, "PC_NAME_MAX")
         folders = class_folders(self.manifest.classes, set(labels), longest)
         if numbers_shift(self.manifest.classes, folders):
-            self.warnings.append(
-                f"class numbers are not those that the folders' names give: they stand in {CLASSES_FILE}, "
-                f"`convert --classes '{self.state.folder / CLASSES_FILE}'` takes them"
-            )
+            where = "no file can say which they are, `--to webdataset` keeps them"
+            if class_map_text(self.manifest.classes) is not None:
+                file = self.state.folder / CLASSES_FILE
+                where = f"they stand in {CLASSES_FILE}, `convert --classes '{file}'` takes them"
+            self.warnings.append(f"class numbers are not those that the folders' names give: {where}")
         ids = rows.column("id", index).tolist()
         self._paths = picture_paths(ids, labels, folders, self._options.file.ending, longest)
         return sorted({*folders_of(self._paths), *filter(None, folders)})
