@@ -7,7 +7,7 @@ command, to the same bytes.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from shardwright.convert.plan import ShardPlan, differences, refuse_other_reques
 from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.scan import Scan
-from shardwright.convert.space import check_room, full_disk
+from shardwright.convert.space import check_room, full_disk, stored_share
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Task, Workers
+from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import OutOfTimeError, OutputError, ShardError, ShardwrightError
@@ -185,6 +186,13 @@ Show = Callable[[Build, int], Progress]
 def newest_of(output: Output) -> Manifest | None:
     """The newest version in an output; None where there is none."""
     return read_manifest(output.folder) if (output.folder / "manifest.json").exists() else None
+
+
+def share_of_pictures(workers: Workers, task: ShardTask) -> float:
+    """Share of its pixels' bytes that the shard of ``task`` will have on disk, from its first chunk."""
+    with suppress(ShardwrightError):  # a picture that kills its process is found when its shard is written
+        return workers.call(stored_share, task)
+    return 1.0
 
 
 def build(

@@ -1,28 +1,26 @@
 """A data set that is being made of pictures: a whole source, or a split of it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardwright.convert.build import Build, newest_of
+from shardwright.convert.build import Build, newest_of, share_of_pictures
 from shardwright.convert.changes import Changes, changes
 from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import ShardPlan, decide, plan_shards
-from shardwright.convert.records import Finding, ShardRecord
+from shardwright.convert.records import Finding, ShardRecord, without_class
 from shardwright.convert.scan import Scan
-from shardwright.convert.space import stored_share
 from shardwright.convert.workers import Workers
 from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest, columns_of
 from shardwright.datasets.reader import Reader
-from shardwright.errors import NAMED, ShardError, ShardwrightError, SourceError
+from shardwright.errors import NAMED, ShardError, SourceError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,22 +112,16 @@ class PictureBuild(Build):
             )
 
     def stored_share(self, workers: Workers) -> float:
-        with suppress(
-            ShardwrightError
-        ):  # a picture that kills its process is found when its shard is written
-            return workers.call(stored_share, next(self.tasks()))
-        return 1.0
+        return share_of_pictures(workers, next(self.tasks()))
 
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
         return self.are_as_found(record, plan, self.scan)
 
     def findings(self) -> list[Finding]:
         """What was rejected or suspect, so far."""
-        no_class = [
-            Finding(id, "rejected", "no-class", "it lies directly under the root, in no class folder", 0)
-            for id in self.scan.no_class
+        return without_class(self.scan.no_class) + [
+            finding for record in self.records for finding in record.findings
         ]
-        return no_class + [finding for record in self.records for finding in record.findings]
 
     def conclude(self) -> None:
         rejected = [f for f in self.findings() if f.verdict == "rejected"] if self.options.strict else []

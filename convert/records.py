@@ -1,6 +1,6 @@
 """What came of the work on one shard, and what was found in pictures on the way."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -48,3 +48,9 @@ class ShardRecord:
     error: tuple[int, str] | None = None
     damage: str = ""
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
+
+
+def without_class(ids: Iterable[str]) -> list[Finding]:
+    """The findings of pictures that lie directly under the root."""
+    why = "it lies directly under the root, in no class folder"
+    return [Finding(id, "rejected", "no-class", why, 0) for id in ids]

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.convert.build import Build
+from shardwright.convert.build import Build, share_of_pictures
 from shardwright.convert.copying import CopyTask
 from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan, differences
-from shardwright.convert.records import Finding, ShardRecord
+from shardwright.convert.records import Finding, ShardRecord, without_class
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.scan import Scan
-from shardwright.convert.space import stored_share
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.sync_plan import SyncPlan
 from shardwright.convert.workers import Task, Workers
@@ -29,7 +28,7 @@ from shardwright.datasets.files import CURE
 from shardwright.datasets.layout import SHARDS_FOLDER, Manifest, Shard, id_to_path
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.rows import Index, RowMap
-from shardwright.errors import ShardError, ShardwrightError, SourceError
+from shardwright.errors import ShardError, SourceError
 
 #: Images that are read together to take their sums.
 _TOGETHER = 64
@@ -185,12 +184,7 @@ class SyncBuild(Build):
 
     def stored_share(self, workers: Workers) -> float:
         task = next((task for task in self.tasks() if isinstance(task, ShardTask)), None)
-        if task is not None:
-            with suppress(
-                ShardwrightError
-            ):  # a picture that kills its process is found when its shard is written
-                return workers.call(stored_share, task)
-        return 1.0
+        return 1.0 if task is None else share_of_pictures(workers, task)
 
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
         if self._is_moved(plan):
@@ -204,10 +198,7 @@ class SyncBuild(Build):
         for row, at in zip(self.plan.moved_from.tolist(), self.plan.moved.tolist(), strict=True):
             moved.setdefault(self.known.ids[row], []).append(self.scan.ids[at])
         rejected = {self.scan.ids[at] for at in self.plan.rejected.tolist()}
-        found = [
-            Finding(id, "rejected", "no-class", "it lies directly under the root, in no class folder", 0)
-            for id in self.scan.no_class
-        ]
+        found = without_class(self.scan.no_class)
         for finding in self.findings_before:
             if finding.verdict == "suspect" and finding.id in stay:
                 found.append(finding)
