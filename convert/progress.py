@@ -95,8 +95,3 @@ def together(*makers: ProgressMaker) -> ProgressMaker:
 def on_terminal() -> bool:
     """Whether stderr is a terminal; it may be closed."""
     return sys.stderr is not None and sys.stderr.isatty()
-
-
-def for_stream() -> ProgressMaker:
-    """A bar where stderr is a terminal, else none."""
-    return Bar if on_terminal() else Silent
