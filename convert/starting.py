@@ -38,20 +38,22 @@ def starting_processes() -> Iterator[None]:
 
 
 def _refuse_too_few_descriptors() -> None:
-    opened: list[int] = []
+    import resource  # not on Windows, where it is to be said that this does not run
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return
+    # Counted, not tried: to take them all for a moment would take them from the other threads.
     try:
-        while len(opened) < _DESCRIPTORS:
-            opened.append(os.open(os.devnull, os.O_RDONLY))
+        left = allowed - len(os.listdir("/dev/fd"))
+    except FileNotFoundError:  # no /proc: it is seen when it happens
+        return
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        import resource  # not on Windows, where it is to be said that this does not run
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        left = 0
+    if left < _DESCRIPTORS:
         raise ShardwrightError(
-            f"too few files may be open at once to start worker processes: at most {limit}. Raise that with "
+            f"too few files may be open at once to start worker processes: at most {allowed}. Raise that with "
             "`ulimit -n`, or use fewer --jobs"
-        ) from error
-    finally:
-        for fd in opened:
-            os.close(fd)
+        )

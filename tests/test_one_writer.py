@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,11 @@ from drawing import jpeg, put
 
 from shardwright.convert import ConvertOptions, PixelOptions, convert, lock, output
 from shardwright.convert.lock import one_writer, sole_writer, split_writer
+from shardwright.convert.starting import starting_processes
 from shardwright.convert.workers import Workers
 from shardwright.datasets import open_dataset
 from shardwright.datasets.manifest import read_manifest
-from shardwright.errors import LockedError, OutputError, SourceError
+from shardwright.errors import LockedError, OutputError, ShardwrightError, SourceError
 
 OPTIONS = ConvertOptions(pixels=PixelOptions(size=8))
 COMMAND = [
@@ -398,3 +401,29 @@ main(sys.argv[1:], prog_name="shardwright")
     )
     assert "Traceback" not in ran.stderr
     assert limit == 40 or not (tmp_path / "out").exists()  # else a shard may have been finished
+
+
+def test_looking_for_descriptors_takes_none_from_others() -> None:
+    """Threads that open files meanwhile never find that there are too many."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ended, failed = threading.Event(), []
+
+    def others() -> None:
+        while not ended.is_set():
+            try:
+                os.close(os.open(os.devnull, os.O_RDONLY))
+            except OSError as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=others)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 8, limits[1]))
+    try:
+        thread.start()
+        for _ in range(2000):
+            with pytest.raises(ShardwrightError, match="too few files"), starting_processes():
+                pass
+    finally:
+        ended.set()
+        thread.join()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert failed == []
