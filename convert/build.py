@@ -25,6 +25,7 @@ from shardwright.convert.output import Output
 from shardwright.convert.plan import ShardPlan, differences, refuse_other_request
 from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
+from shardwright.convert.salvage import salvage
 from shardwright.convert.scan import Scan
 from shardwright.convert.space import check_room, full_disk, stored_share
 from shardwright.convert.stats import Sums
@@ -32,6 +33,7 @@ from shardwright.convert.workers import Task, Workers
 from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.rows import Index
 from shardwright.errors import OutOfTimeError, OutputError, ShardError, ShardwrightError
 
 
@@ -49,6 +51,8 @@ class Build(ABC):
         All its shards to write; what was made of them so far, by this run or one before it.
     resumed
         Shards that an earlier run had finished.
+    salvaged
+        Numbers of those ``plans`` that are of an unfinished run whose source has changed since.
     notes
         What a person should know.
     seconds, written
@@ -62,6 +66,7 @@ class Build(ABC):
     plans: list[ShardPlan] = field(default_factory=list)
     records: list[ShardRecord] = field(default_factory=list)
     resumed: int = 0
+    salvaged: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     written: int = 0
@@ -78,7 +83,10 @@ class Build(ABC):
 
     @abstractmethod
     def request(self) -> dict[str, Any]:
-        """What an unfinished run of it is told by: version, options, and of what it is made."""
+        """What an unfinished run of it is told by: version, options, and of what it is made.
+
+        And, where that may change from run to run, what was ``found`` of it.
+        """
 
     @abstractmethod
     def tasks(self) -> Iterator[Task]:
@@ -143,8 +151,20 @@ class Build(ABC):
 
     def are_as_found(self, record: ShardRecord, plan: ShardPlan, scan: Scan) -> bool:
         """Whether the pictures of a finished shard, where they could be read then, are now what they were."""
-        stamps = ((record.stamps.get(scan.ids[at]), scan.stamps.at(at)) for at in plan.samples.tolist())
-        return all(then is None or then == now for then, now in stamps)
+        places = plan.samples.tolist()
+        stamps = ((record.stamps.get(scan.ids[at]), scan.stamps.at(at)) for at in places)
+        return set(record.ids) == {scan.ids[at] for at in places} and all(
+            then is None or then == now for then, now in stamps
+        )
+
+    def salvage(self, scan: Scan, wanted: Index) -> list[ShardPlan]:
+        """Plans of finished shards of an unfinished run over another source, whose pictures are ``wanted`` still."""
+        before, now = self.output.unfinished.request(), self.request()
+        if before is None or before == now or {**before, "found": None} != {**now, "found": None}:
+            return []
+        plans = salvage(self.output.unfinished.records(), scan.ids, wanted, now["version"])
+        self.salvaged = frozenset(plan.number for plan in plans)
+        return plans
 
     def began_ns(self, scan_ns: int) -> int:
         """A time before that any picture was read, in a run before this one too, and before the scan at ``scan_ns``."""
@@ -294,8 +314,10 @@ def _show(progress: ProgressMaker, stage: str, each: Build, done: int) -> Progre
 def _begin(each: Build) -> None:
     """Make its folders, and take up what an earlier run finished of it."""
     request, unfinished = each.request(), each.output.unfinished
-    before = unfinished.request()
-    if before is not None and before != request and unfinished.shards():
+    before, finished = unfinished.request(), unfinished.shards()
+    if each.salvaged:
+        unfinished.go_on(request, each.salvaged)
+    elif before is not None and before != request and finished:
         each.notes.append("an unfinished run of another source or other options was begun anew")
     each.output.begin()
     each.records = unfinished.begin(request, each.plans)
@@ -304,6 +326,11 @@ def _begin(each: Build) -> None:
         if not each.fits(record, plans[record.number]):
             _drop(each, record)
     each.resumed = len(each.records)
+    if each.salvaged:
+        each.notes.append(
+            f"the source has changed since the unfinished run was begun: of its {finished} finished shards "
+            f"{each.resumed} are kept, whose pictures are what they were"
+        )
 
 
 def _drop(each: Build, record: ShardRecord) -> None:

@@ -17,13 +17,13 @@ from shardwright.convert.layouts import recorded
 from shardwright.convert.made_of import refuse_others, same_made
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import counted
-from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan
+from shardwright.convert.plan import MADE_OF, PIECED, SYNCED_FROM, ShardPlan, shard_stem
 from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.report import of_kept_rows
 from shardwright.convert.rowsource import SourceRows
 from shardwright.convert.workers import Workers
 from shardwright.datasets.fit import Resample
-from shardwright.datasets.layout import SHARDS_FOLDER, Manifest
+from shardwright.datasets.layout import Manifest
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.rows import Index
 
@@ -71,7 +71,7 @@ class CopyBuild(Build):
         self.version = version
         ends = np.cumsum(self.shard_rows).tolist()
         self.plans = [
-            ShardPlan(number, f"{SHARDS_FOLDER}/{version:06d}-{number:05d}", self.index[end - rows : end])
+            ShardPlan(number, shard_stem(version, number), self.index[end - rows : end])
             for number, (rows, end) in enumerate(zip(self.shard_rows, ends, strict=True))
         ]
 
@@ -176,7 +176,7 @@ def draft(
     columns = tuple(
         replace(column, shape=shape) if column.kind == "image" else column for column in manifest.columns
     )
-    source = {key: value for key, value in manifest.source.items() if key != SYNCED_FROM}
+    source = {key: value for key, value in manifest.source.items() if key not in (SYNCED_FROM, PIECED)}
     source.setdefault("pixels_environment", dict(manifest.environment))
     if "files" in source:  # what is left out here is none of its pictures
         source["files"] = rows + sum(manifest.rejected.values())

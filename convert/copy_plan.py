@@ -27,7 +27,6 @@ from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.selection import canonical, class_numbers
 from shardwright.datasets.fit import Resample
 from shardwright.datasets.layout import Manifest
-from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.rows import Index
 from shardwright.errors import SourceError, UsageError
 
@@ -84,10 +83,10 @@ class ReshardOptions(RunOptions):
 
 
 class CopyPlan:
-    """What is asked of one data set, beside what is there."""
+    """What is asked of one version of a data set, beside what is there."""
 
-    def __init__(self, folder: Path, options: ReshardOptions) -> None:
-        self.folder, self.manifest = folder, read_manifest(folder)
+    def __init__(self, folder: Path, manifest: Manifest, options: ReshardOptions) -> None:
+        self.folder, self.manifest = folder, manifest
         self.source = RowSource(folder, self.manifest.version)
         self.rows = SourceRows([self.source], [self.manifest])
         if not len(self.rows):

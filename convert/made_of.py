@@ -1,11 +1,12 @@
 """Of which data sets and by which options a version was made, and whether that is what is asked for now."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.convert.plan import MADE_OF, differences
+from shardwright.convert.plan import MADE_OF, asked_for, differences
 from shardwright.convert.rowsource import RowSource
+from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest, why_removed
 from shardwright.errors import FormatError, OutputError
@@ -18,11 +19,56 @@ def made_of(command: str, manifests: Sequence[Manifest], options: Mapping[str, A
     """What is remembered, as JSON values."""
     return {
         "command": command,
-        "data_sets": [
-            {"fingerprint": m.fingerprint(), "version": m.version, "rows": m.rows} for m in manifests
-        ],
+        "data_sets": [_told(manifest) for manifest in manifests],
         "options": dict(options),
     }
+
+
+def _told(manifest: Manifest) -> dict[str, Any]:
+    return {"fingerprint": manifest.fingerprint(), "version": manifest.version, "rows": manifest.rows}
+
+
+def versions_to_copy(
+    command: str, folders: Sequence[Path], runs: Iterable[Unfinished], new_version: bool
+) -> tuple[list[Manifest], list[str]]:
+    """The version of each of ``folders`` that ``command`` is to be made of, and notes.
+
+    An unfinished one in ``runs`` goes on with those that it was begun with, though newer ones are there by now. Else,
+    or if one of those is gone, or ``new_version`` gives it up, they are the newest ones.
+    """
+    newest = [read_manifest(folder) for folder in folders]
+    for run in runs:
+        request = run.request()
+        if new_version or request is None or asked_for(request)[0] != command or not run.shards():
+            continue
+        begun = _still_there(folders, request["source"][MADE_OF].get("data_sets"))
+        if begun is not None:
+            return begun, [
+                f"it goes on with version {then.version} of '{folder}', of which version {now.version} is there: the "
+                "same command once more takes that"
+                for folder, then, now in zip(folders, begun, newest, strict=True)
+                if then.version != now.version
+            ]
+    return newest, []
+
+
+def _still_there(folders: Sequence[Path], told: Any) -> list[Manifest] | None:
+    """The versions that are ``told`` of; None where one of them is not there as it was."""
+    if not isinstance(told, list) or len(told) != len(folders):
+        return None
+    found = []
+    for folder, then in zip(folders, told, strict=True):
+        version = then.get("version") if isinstance(then, dict) else None
+        if type(version) is not int or version < 1:
+            return None
+        try:
+            manifest = read_manifest(folder, version)
+        except FormatError:
+            return None
+        if _told(manifest) != then:
+            return None
+        found.append(manifest)
+    return found
 
 
 def same_made(newest: Manifest, draft: Manifest) -> bool:

@@ -20,7 +20,7 @@ from shardwright.convert.layouts import (
     same_saving,
     store_of,
 )
-from shardwright.convert.made_of import made_of
+from shardwright.convert.made_of import made_of, versions_to_copy
 from shardwright.convert.options import RunOptions, check_seed
 from shardwright.convert.output import Output, check_output, check_paths
 from shardwright.convert.plan import MADE_OF
@@ -113,7 +113,7 @@ def _check(folders: Sequence[Path], out: Path) -> None:
 
 
 def _build(folders: Sequence[Path], out: Path, options: MergeOptions) -> CopyBuild:
-    manifests = [read_manifest(folder) for folder in folders]
+    manifests, newer = versions_to_copy("merge", folders, [Output(out).unfinished], options.new_version)
     first = manifests[0]
     for folder, manifest in zip(folders, manifests, strict=True):
         if manifest.image_shape != first.image_shape:
@@ -145,7 +145,7 @@ def _build(folders: Sequence[Path], out: Path, options: MergeOptions) -> CopyBui
     stores = [store_of(folder, manifest) for folder, manifest in zip(folders, manifests, strict=True)]
     store = options.layout.target(stores[0])
     findings, notes = _findings(sources)
-    notes += different_pixels(folders, manifests)
+    notes += newer + different_pixels(folders, manifests)
     made = CopyBuild(
         split="",
         output=Output(out),

@@ -19,7 +19,7 @@ import joblib
 
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import Output
-from shardwright.convert.plan import MADE_OF, SYNCED_FROM, plan_shards
+from shardwright.convert.plan import MADE_OF, PIECED, SYNCED_FROM, plan_shards
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.report import read_report
 from shardwright.convert.retrace import orders, selection_of
@@ -34,7 +34,7 @@ from shardwright.datasets.layout import (
 from shardwright.datasets.shards import finished_shard
 from shardwright.errors import ShardError, SourceError, UsageError
 
-#: Of a synced shard, so many rejected pictures are tried.
+#: Of a shard that no plan tells, so many rejected pictures are tried.
 _MOST_REJECTS = 32
 #: A column of a shard is read in milliseconds.
 PATIENCE_SECONDS = 5.0
@@ -185,7 +185,7 @@ class Origin:
         #: Samples that were dealt out over its shards, those among them that were rejected then.
         self.samples = int(manifest.source.get("files", 0)) - manifest.rejected.get("no-class", 0)
         rejected = sum(manifest.rejected.values()) - manifest.rejected.get("no-class", 0)
-        if not self.synced and self.samples != sum(shard.rows for shard in manifest.shards) + rejected:
+        if not self.unplanned and self.samples != sum(shard.rows for shard in manifest.shards) + rejected:
             raise UsageError("its manifest does not say from how many pictures it was made")
         self._orders: list[list[str]] = []
         self._more_orders = self._guessed_orders()
@@ -196,9 +196,9 @@ class Origin:
         return MADE_OF in self.manifest.source
 
     @property
-    def synced(self) -> bool:
-        """Whether the version was brought up to date by `sync`: no plan tells its rows then."""
-        return SYNCED_FROM in self.manifest.source
+    def unplanned(self) -> bool:
+        """Whether no one plan tells its rows: `sync` made it, or pictures changed before it was finished."""
+        return SYNCED_FROM in self.manifest.source or PIECED in self.manifest.source
 
     def known(self, name: str) -> Remembered | None:
         """What is known beside the version of the pictures of the shard with the file ``name``; None: nothing."""
@@ -227,7 +227,7 @@ class Origin:
         """
         if self.copied:
             return [rows]
-        if self.synced:
+        if self.unplanned:
             return self._planned_like_others(name, number, rows)
         each = self.options.store.rows_per_shard(self.samples, self.options.row_bytes)
         return [max(0, min(each, self.samples - number * each))]
@@ -329,7 +329,7 @@ class Origin:
             end = sum(shard.rows for shard in self.manifest.shards[: number + 1])
             yield from (order[end - rows : end] for order in self._orders_of_copy())
             return
-        if self.synced:
+        if self.unplanned:
             return
         for ids in self._sources():
             if len(ids) != self.samples:

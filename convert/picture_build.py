@@ -13,7 +13,7 @@ from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
-from shardwright.convert.plan import ShardPlan, decide, plan_shards
+from shardwright.convert.plan import PIECED, ShardPlan, decide, plan_shards, plan_with
 from shardwright.convert.records import Finding, ShardRecord, without_class
 from shardwright.convert.scan import Scan
 from shardwright.convert.workers import Workers
@@ -81,6 +81,8 @@ class PictureBuild(Build):
         self.plans = plan_shards(len(self.scan), self.version, self.options)
         if not self.options.new_version:
             self.refuse_unfinished()
+        if salvaged := self.salvage(self.scan, np.arange(len(self.scan))):
+            self.plans = plan_with(salvaged, len(self.scan), self.version, self.options)
 
     def refuse_old_rejects(self) -> None:
         """Raise SourceError if it stays as it is, and pictures of it were rejected."""
@@ -94,7 +96,8 @@ class PictureBuild(Build):
         return {
             "version": self.version,
             "options": self.options.recorded(),
-            "source": self.scan.fingerprint(),
+            "source": {"classes": list(self.scan.classes)},
+            "found": {"scan": self.scan.fingerprint(), PIECED: bool(self.salvaged)},
         }
 
     def tasks(self) -> Iterator[ShardTask]:
@@ -165,6 +168,7 @@ class PictureBuild(Build):
                 "files": self.inputs,
                 "bytes": int(self.scan.sizes.sum()),
                 "animated": sum(record.animated for record in records),
+                **({PIECED: True} if self.salvaged else {}),
             },
             options=self.options.recorded(),
             environment=next(record.environment for record in records if record.shard is not None),

@@ -1,6 +1,7 @@
 """Pure: how many rows in which shards, and which sample in which row."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from shardwright.errors import OutputError
 MADE_OF = "made_of"
 #: Key there of the version that one was brought up to date from.
 SYNCED_FROM = "synced_from"
+#: Key there that says that its pictures changed before it was finished: not one plan dealt all its rows out.
+PIECED = "pieced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,35 @@ def plan_shards(samples: int, version: int, options: ConvertOptions) -> list[Sha
     permutation any run of rows is a fair draw. Nothing here depends on the number of jobs.
     """
     order = np.random.Generator(np.random.PCG64(options.seed)).permutation(samples)
+    return deal([order], options.store.rows_per_shard(samples, options.row_bytes), version)
+
+
+def plan_with(
+    finished: Sequence[ShardPlan], samples: int, version: int, options: ConvertOptions
+) -> list[ShardPlan]:
+    """Deal those of ``samples`` out that are in none of the ``finished`` shards; all shards, by number."""
+    rest = np.setdiff1d(np.arange(samples), np.concatenate([plan.samples for plan in finished]))
+    order = rest[np.random.Generator(np.random.PCG64(options.seed)).permutation(len(rest))]
     rows = options.store.rows_per_shard(samples, options.row_bytes)
+    new = deal([order], rows, version, {plan.number for plan in finished})
+    return sorted([*finished, *new], key=lambda plan: plan.number)
+
+
+def deal(
+    orders: Iterable[npt.NDArray[np.int64]], rows: int, version: int, taken: Collection[int] = ()
+) -> list[ShardPlan]:
+    """Deal samples out over shards of ``rows``, those of each of ``orders`` for itself; without numbers ``taken``."""
+    numbers = (number for number in itertools.count() if number not in taken)
+    each = (order[start : start + rows] for order in orders for start in range(0, len(order), rows))
     return [
-        ShardPlan(number, f"{SHARDS_FOLDER}/{version:06d}-{number:05d}", order[start : start + rows])
-        for number, start in enumerate(range(0, samples, rows))
+        ShardPlan(number, shard_stem(version, number), samples)
+        for samples, number in zip(each, numbers, strict=False)
     ]
+
+
+def shard_stem(version: int, number: int) -> str:
+    """What the files of a shard are called in the data set, without their endings."""
+    return f"{SHARDS_FOLDER}/{version:06d}-{number:05d}"
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

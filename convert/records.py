@@ -49,6 +49,11 @@ class ShardRecord:
     damage: str = ""
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of its pictures: in their order, then those that could not be read. Empty for rows of other shards."""
+        return (*self.stamps, *(f.id for f in self.findings if f.id not in self.stamps))
+
 
 def without_class(ids: Iterable[str]) -> list[Finding]:
     """The findings of pictures that lie directly under the root."""

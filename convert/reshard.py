@@ -7,6 +7,7 @@ from shardwright.convert.build import build
 from shardwright.convert.copy_build import CopyBuild, decided
 from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
 from shardwright.convert.copy_summary import Copied, copied
+from shardwright.convert.made_of import versions_to_copy
 from shardwright.convert.output import (
     Output,
     check_output,
@@ -88,7 +89,11 @@ def _checked(source: Path, out: Path | None) -> tuple[Path, dict[str, Path]]:
 def _builds(
     folders: dict[str, Path], target: Path, beside: bool, options: ReshardOptions
 ) -> Sequence[CopyBuild]:
-    plans = {split: CopyPlan(folder, options) for split, folder in folders.items()}
+    plans, notes = {}, {}
+    for split, folder in folders.items():
+        runs = [Output(target / split).unfinished]
+        (manifest,), notes[split] = versions_to_copy("reshard", [folder], runs, options.new_version)
+        plans[split] = CopyPlan(folder, manifest, options)
     if options.ids is not None:
         found = set().union(*(plan.found_ids for plan in plans.values()))
         if missing := [id for id in options.ids if id not in found]:
@@ -107,6 +112,7 @@ def _builds(
             each.plan_beside(options.new_version)
         else:
             _plan_in_place(each, plan)
+        each.notes += notes[split]
         each.notes += [f"split '{name}' has no row that was asked for, and is left out" for name in empty]
         builds.append(each)
     stays = other_splits(target, [split for split in folders if split not in empty and split])

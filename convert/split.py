@@ -11,7 +11,7 @@ from shardwright.convert.build import build
 from shardwright.convert.copy_build import CopyBuild, decided
 from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
 from shardwright.convert.copy_summary import Copied, copied
-from shardwright.convert.made_of import made_of
+from shardwright.convert.made_of import made_of, versions_to_copy
 from shardwright.convert.options import RunOptions, check_seed
 from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.plan import MADE_OF
@@ -90,7 +90,9 @@ def _check(source: Path, out: Path, options: SplitOptions) -> None:
 
 def _builds(source: Path, out: Path, options: SplitOptions) -> Sequence[CopyBuild]:
     plain = ReshardOptions()
-    whole = CopyPlan(source, plain)
+    runs = [Output(out / name).unfinished for name in options.shares]
+    (manifest,), notes = versions_to_copy("split", [source], runs, options.new_version)
+    whole = CopyPlan(source, manifest, plain)
     places = sides(whole.rows.column("id", whole.index).tolist(), options.seed, options.shares)
     if empty := [name for name, rows in places.items() if not len(rows)]:
         raise SourceError(
@@ -120,6 +122,7 @@ def _builds(source: Path, out: Path, options: SplitOptions) -> Sequence[CopyBuil
                 MADE_OF: origin,
             },
         )
+        each.notes += notes
         each.plan_beside(options.new_version)
         builds.append(each)
     return decided(builds, options.new_version)

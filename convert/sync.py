@@ -2,7 +2,7 @@
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,7 +155,8 @@ def _builds(
     scans = {}
     with progress("scan", None, "files") as bar:
         for split in folders:
-            classes = _class_map(source, folders[split], before[split], there)
+            names = _class_map_before(before[split], before.values())
+            classes = _class_map(source, folders[split], before[split], names, there)
             scans[split] = scan(source / split, classes, bar.update, latest_ns)
     builds = []
     for split, folder in folders.items():
@@ -227,22 +228,32 @@ def _options_of(folder: Path, manifest: Manifest, options: SyncOptions) -> Conve
     return replace(found, allow_shrink=options.allow_shrink)
 
 
-def _class_map(source: Path, folder: Path, manifest: Manifest, there: Sequence[str]) -> tuple[str, ...]:
-    """The class map of a data set, with those of ``there`` that are new behind it."""
-    new = [name for name in there if name not in manifest.classes]
+def _class_map_before(manifest: Manifest, of_splits: Iterable[Manifest]) -> tuple[str, ...]:
+    """The class map of a data set, or the longer one of another split: a run may have ended between the two."""
+    maps = [other.classes for other in of_splits]
+    longest = max(maps, key=len)
+    is_one = all(longest[: len(names)] == names for names in maps)
+    return longest if is_one else manifest.classes
+
+
+def _class_map(
+    source: Path, folder: Path, manifest: Manifest, known: tuple[str, ...], there: Sequence[str]
+) -> tuple[str, ...]:
+    """The class map ``known`` of a data set, with those of ``there`` that are new behind it."""
+    new = [name for name in there if name not in known]
     if new and manifest.options.get("class_map") == "given":
         raise SourceError(
             f"'{source}' has class folders that the class map of '{folder}' does not name: {named(new)}. It was given "
             "by --classes: convert again with one that names them, or move them away"
         )
-    old = {_form(name): name for name in manifest.classes}
+    old = {_form(name): name for name in known}
     for name in new:
         if (twin := old.get(_form(name))) is not None:
             raise SourceError(
                 f"class folder '{name}' of '{source}' and class '{twin}' of '{folder}' differ only in case or Unicode "
                 f"form: if they are one class, call the folder '{twin}' again"
             )
-    return (*manifest.classes, *new)
+    return (*known, *new)
 
 
 def _form(name: str) -> str:

@@ -16,7 +16,7 @@ from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
-from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan, differences
+from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan, deal, differences
 from shardwright.convert.records import Finding, ShardRecord, without_class
 from shardwright.convert.rowsource import RowSource, SourceRows
 from shardwright.convert.scan import Scan
@@ -25,7 +25,7 @@ from shardwright.convert.sync_plan import SyncPlan
 from shardwright.convert.workers import Task, Workers
 from shardwright.convert.write import ShardTask
 from shardwright.datasets.files import CURE
-from shardwright.datasets.layout import SHARDS_FOLDER, Manifest, Shard, id_to_path
+from shardwright.datasets.layout import Manifest, Shard, id_to_path
 from shardwright.datasets.reader import Reader
 from shardwright.datasets.rows import Index, RowMap
 from shardwright.errors import ShardError, SourceError
@@ -92,12 +92,12 @@ class SyncBuild(Build):
             len(self.plan.kept) + len(self.plan.fresh) + len(self.plan.moved), self.options.row_bytes
         )
         order = np.random.Generator(np.random.PCG64([self.options.seed, self.version]))
-        kinds = (self.plan.fresh[order.permutation(len(self.plan.fresh))], self.plan.moved)
-        shards = [kind[start : start + rows] for kind in kinds for start in range(0, len(kind), rows)]
-        self.plans = [
-            ShardPlan(number, f"{SHARDS_FOLDER}/{self.version:06d}-{number:05d}", places)
-            for number, places in enumerate(shards)
-        ]
+        fresh = self.plan.fresh[order.permutation(len(self.plan.fresh))]
+        self.plans = deal([fresh, self.plan.moved], rows, self.version)
+        if salvaged := self.salvage(self.scan, self.plan.fresh):
+            rest = fresh[np.isin(fresh, np.concatenate([plan.samples for plan in salvaged]), invert=True)]
+            new = deal([rest, self.plan.moved], rows, self.version, self.salvaged)
+            self.plans = sorted([*salvaged, *new], key=lambda plan: plan.number)
 
     def _refuse_hidden(self) -> None:
         """Keep rows from going whose pictures may be there, where they cannot be seen."""
@@ -133,8 +133,11 @@ class SyncBuild(Build):
             "options": dict(self.before.options),
             "source": {
                 MADE_OF: {"command": "sync", "options": {}},
-                "scan": self.scan.fingerprint(),
                 "before": self.before.fingerprint(),
+                "classes": list(self.scan.classes),
+            },
+            "found": {
+                "scan": self.scan.fingerprint(),
                 "rows": [plan.samples.tolist() for plan in self.plans],
                 "moved_from": self.plan.moved_from.tolist(),
             },

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -80,7 +80,24 @@ class Unfinished:
         with ThreadPoolExecutor(joblib.cpu_count()) as pool:
             return [record for record, held in zip(known, pool.map(self._holds, known), strict=True) if held]
 
-    def _remove_unpublished(self, version: int) -> None:
+    def records(self) -> list[ShardRecord]:
+        """Of its finished shards, as far as they are written as here. Whether their files are there is not asked."""
+        found = {path: _record_at(path) for path in self._run.glob("record-*.json")}
+        return [r for path, r in found.items() if r is not None and path == self._record(r.number)]
+
+    def go_on(self, request: Request, numbers: Collection[int]) -> None:
+        """Go on with those of its finished shards that have these ``numbers``, as the conversion of ``request``."""
+        kept = [record for record in self.records() if record.number in numbers]
+        files = {file.name for record in kept if record.shard is not None for file in record.shard.files}
+        stays = {_REQUEST, *(self._record(r.number).name for r in kept), *(Path(name).name for name in files)}
+        # Records go before their files, and all before others may be written under the same numbers.
+        for path in sorted(self._run.iterdir(), key=lambda path: not path.name.startswith("record-")):
+            if path.name not in stays:
+                path.unlink()
+        self._remove_unpublished(request["version"], files)
+        _write(self._run / _REQUEST, request, self.begun_ns())
+
+    def _remove_unpublished(self, version: int, kept: Container[str] = ()) -> None:
         """Remove shards of a version that was being published and never was: its number is given again."""
         named = {
             file.name.casefold()
@@ -95,7 +112,7 @@ class Unfinished:
                     f"'{path}' would be a shard of version {version}, and an earlier version names it: another program "
                     "made that one. Nothing was changed: use another output"
                 )
-            if SHARD_NAME.fullmatch(name):
+            if SHARD_NAME.fullmatch(name) and name not in kept:
                 path.unlink()
 
     def keep(self, record: ShardRecord) -> None:
@@ -150,10 +167,12 @@ class Unfinished:
         return self._run / Path(file.name).name
 
 
-def _write(path: Path, values: Request) -> None:
+def _write(path: Path, values: Request, time_ns: int | None = None) -> None:
     # Not synced: what the machine's end leaves of it has not its checksum, and its shard is made again.
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"check": _check(values), "values": values}))
+    if time_ns is not None:
+        os.utime(partial, ns=(time_ns, time_ns))
     os.replace(partial, path)
 
 
@@ -217,6 +236,8 @@ def _record_at(path: Path) -> ShardRecord | None:
         if shard is not None:
             files = tuple(ShardFile(**file) for file in shard["files"])
             shard = Shard(**{**shard, "files": files, "dead_rows": tuple(shard["dead_rows"])})
+        if type(found["number"]) is not int or not all(isinstance(f["id"], str) for f in found["findings"]):
+            return None
         return ShardRecord(
             number=found["number"],
             shard=shard,

@@ -383,18 +383,6 @@ def test_a_link_to_elsewhere_is_not_written_through(
     assert everything(tmp_path / "other") == before
 
 
-def test_another_source_begins_anew(
-    here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_after(3, monkeypatch, tree, tmp_path / "out")
-    put(tree, {"class0/new.jpg": jpeg(seed=999)})
-    convert(tree, tmp_path / "undisturbed", OPTIONS)
-    (done,) = convert(tree, tmp_path / "out", OPTIONS)
-    assert done.resumed == 0
-    assert "begun anew" in done.notes[0]
-    assert everything(tmp_path / "out") == everything(tmp_path / "undisturbed")
-
-
 def test_other_options_do_not_throw_finished_shards_away(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,37 @@ def test_any_changes(here: None, tmp_path: Path, seed: int, storage: Storage) ->
         }
 
 
+def test_splits_have_one_class_map_after_a_run_that_ended_between_them(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One split has the new class already, and then one comes that sorts before it."""
+    tree, out = tmp_path / "src", tmp_path / "out"
+    put(tree, {f"{part}/b/{k}.png": png(seed=k) for part in ("train", "val") for k in range(3)})
+    convert(tree, out, OPTIONS)
+    put(tree, {f"{part}/c/1.png": png(seed=9) for part in ("train", "val")})
+    real = Output.publish
+
+    def publish(self: Output, *rest: Any) -> None:
+        if self.folder.name == "val":
+            raise KeyboardInterrupt
+        real(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "publish", publish)
+        with pytest.raises(KeyboardInterrupt):
+            sync(tree, out, SYNC)
+    assert read_manifest(out / "train").classes == ("b", "c")
+    assert read_manifest(out / "val").classes == ("b",)
+    put(tree, {"val/a/1.png": png(seed=10)})
+    sync(tree, out, SYNC)
+    for part in ("train", "val"):
+        assert read_manifest(out / part).classes == ("b", "c", "a")
+        dataset = open_dataset(out / part)
+        assert [id.partition("/")[0] for id in dataset.ids()] == [
+            dataset.classes[k] for k in dataset.labels().tolist()
+        ]
+
+
 def test_splits_have_one_class_map(here: None, tmp_path: Path, command: Command) -> None:
     tree, out = tmp_path / "src", tmp_path / "out"
     put(tree, {f"{s}/{c}/{k}.png": png(seed=k) for s in ("train", "val") for c in "ab" for k in range(4)})
