@@ -34,6 +34,12 @@ class Ran:
     err: str
 
 
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with interrupts ignored, and so would all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="kills of a conversion, for each format")
 
