@@ -24,6 +24,7 @@ import joblib
 import numpy as np
 
 from shardwright.convert.copy_plan import ReshardOptions
+from shardwright.convert.hints import Hints, Stamps
 from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.output import Output
@@ -52,6 +53,8 @@ def build(folder: Path, images: int) -> None:
     output.begin()
     options = StoreOptions(chunk_rows=CHUNK_ROWS)
     shards = []
+    digests = rng.integers(0, 256, (images, 32), np.uint8)
+    ids = [f"a/{row:08d}.jpg" for row in range(images)]
     for number, first in enumerate(range(0, images, CHUNK_ROWS * SHARD_CHUNKS)):
         rows = min(CHUNK_ROWS * SHARD_CHUNKS, images - first)
         writer = shard_writer(output.work / str(number), rows, SHAPE, options)
@@ -64,9 +67,9 @@ def build(folder: Path, images: int) -> None:
             crcs += [zlib.crc32(image) for image in chunk[:count]]
         columns = {
             "label": np.zeros(rows, np.int64),
-            "id": np.array([f"a/{first + row:08d}.jpg" for row in range(rows)], object),
+            "id": np.array(ids[first : first + rows], object),
             "crc32": np.array(crcs, np.uint32),
-            "source_sha256": rng.integers(0, 256, (rows, 32), np.uint8),
+            "source_sha256": digests[first : first + rows],
             "source_shape": np.full((rows, 2), 256, np.int32),
         }
         paths = writer.finish(columns)
@@ -85,7 +88,8 @@ def build(folder: Path, images: int) -> None:
         stats=Stats((127.5,) * 3, (73.9,) * 3),
         options={"chunk_rows": CHUNK_ROWS, "compression": "lzf", "min_saving": 0.35},
     )
-    output.publish(manifest, [], None)
+    labels = np.zeros(images, np.int64)
+    output.publish(manifest, [], Hints("", 0, images, ids, Stamps.unknown(images), labels, digests))
     output.abandon()
 
 

@@ -104,6 +104,7 @@ class CopyBuild(Build):
 
     def tasks(self) -> Iterator[CopyTask]:
         columns = tuple(column.name for column in self.draft.columns if column.kind != "image")
+        known = self.source.known
         for plan in self.missing:
             yield CopyTask(
                 number=plan.number,
@@ -118,6 +119,7 @@ class CopyBuild(Build):
                 resample=self.resample,
                 sums=not self.all_rows,
                 decodes=self.decodes,
+                known=None if known is None else known.taking(plan.samples),
             )
 
     def stored_share(self, workers: Workers) -> float:

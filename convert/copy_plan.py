@@ -112,7 +112,7 @@ class CopyPlan:
             index = index[np.isin(self.rows.column("label", index), numbers)]
         ids: list[str] | None = None
         if options.ids is not None or options.seed is not None:
-            ids = self.rows.column("id", index).tolist()
+            ids = self.rows.ids(index)
         if options.ids is not None and ids is not None:
             wanted = set(options.ids)
             chosen = [k for k, id in enumerate(ids) if id in wanted]
@@ -159,7 +159,7 @@ class CopyPlan:
         except ValueError as error:
             notes.append(f"{error}: it is not carried over")
         seed = self.manifest.seed if options.seed is None else options.seed
-        hints = Output(self.folder).hints(self.manifest) if len(self.index) == len(self.rows) else None
+        hints = self.rows.hints[0] if len(self.index) == len(self.rows) else None
         return CopyBuild(
             split=split,
             output=output,

@@ -5,7 +5,8 @@ As in `write`, a record comes back for whatever a disk does, and for damage in w
 
 import errno
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from shardwright.convert.encode import checksummed
 from shardwright.convert.environment import environment_of
 from shardwright.convert.options import StoreOptions
 from shardwright.convert.records import ShardRecord
-from shardwright.convert.rowsource import RowSource, SourceRows
+from shardwright.convert.rowsource import Known, RowSource, SourceRows
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.store import H5Writer, ShardWriter, shard_file, shard_writer
 from shardwright.datasets.buffers import aligned
@@ -51,8 +52,10 @@ class CopyTask:
         Whether the sums of the pixels are wanted.
     decodes
         Whether the version that it is for makes pixels too: its environment is then that of all its shards.
-    ids, labels
-        Those that the rows get; None: those that they have.
+    given
+        Columns of the rows that are not read from the sources, by name.
+    known
+        What is known of their ids.
     """
 
     number: int
@@ -67,8 +70,8 @@ class CopyTask:
     resample: Resample
     sums: bool
     decodes: bool = False
-    ids: tuple[str, ...] | None = None
-    labels: tuple[int, ...] | None = None
+    given: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    known: Known | None = None
 
     def write(self) -> ShardRecord:
         """See `copy_shard`."""
@@ -219,15 +222,12 @@ class _Copy:
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
         task = self._task
-        given: dict[str, npt.NDArray[Any]] = {}
-        if task.ids is not None:
-            given["id"] = np.array(task.ids, object)
-        if task.labels is not None:
-            given["label"] = np.array(task.labels, np.int64)
-        columns = {
-            name: given[name] if name in given else self._rows.column(name, task.index)
-            for name in task.columns
-        }
+        columns = dict(task.given)
+        for name in task.columns:
+            if name == "id" and name not in columns:
+                columns[name] = self._rows.ids_like(task.known, task.index)
+            elif name not in columns:
+                columns[name] = self._rows.column(name, task.index)
         if self._task.size is not None:
             columns["crc32"] = np.array(self._crcs, np.uint32)
         return columns

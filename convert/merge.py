@@ -138,7 +138,7 @@ def _build(folders: Sequence[Path], out: Path, options: MergeOptions) -> CopyBui
     if not len(rows):
         raise SourceError("none of the data sets has a row")
     index = np.arange(len(rows))
-    ids = rows.column("id", index).tolist()
+    ids = rows.ids(index)
     _refuse_same_ids(ids, rows, folders)
     if options.seed is not None:
         index = canonical(ids, index, options.seed)

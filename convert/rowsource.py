@@ -6,6 +6,7 @@ The index counts the living rows of the first data set, then those of the second
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import joblib
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.convert.hints import Hints
+from shardwright.convert.output import Output
 from shardwright.convert.verify import damage_of
 from shardwright.datasets.buffers import Pixels, RowBuffers
 from shardwright.datasets.layout import COLUMN_KINDS, Manifest
@@ -41,6 +44,18 @@ class RowSource:
     prefix: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Ids of n rows, as objects of str, and uint8 (n, 32), the SHA-256 of their pictures."""
+
+    ids: Array
+    digests: Array
+
+    def taking(self, index: Index) -> "Known":
+        """Those at ``index``."""
+        return Known(self.ids[index], self.digests[index])
+
+
 def damaged_source(folder: Path, damage: Sequence[str]) -> ShardError:
     """The error of a source that is not what it was, with the places of ``damage``."""
     more = f"; and {len(damage) - NAMED} places more" if len(damage) > NAMED else ""
@@ -65,6 +80,38 @@ class SourceRows:
 
     def __len__(self) -> int:
         return int(self.first[-1])
+
+    @cached_property
+    def hints(self) -> list[Hints | None]:
+        """What is known of the pictures of each source."""
+        return [
+            Output(source.folder).hints(manifest)
+            for source, manifest in zip(self.sources, self.manifests, strict=True)
+        ]
+
+    @cached_property
+    def known(self) -> Known | None:
+        """Ids of all rows as they are known beside the shards; None where they are not."""
+        ids, digests = [], []
+        for k, hints in enumerate(self.hints):
+            if hints is None:
+                return None
+            ids.append(self._translated(k, "id", np.array(hints.ids[: hints.rows], object)))
+            digests.append(hints.hashes)
+        return Known(np.concatenate(ids), np.concatenate(digests))
+
+    def ids(self, index: Index) -> list[str]:
+        """The ids at ``index``; of what is known beside the shards no shard is read."""
+        return list((self.column("id", index) if self.known is None else self.known.ids[index]).tolist())
+
+    def ids_like(self, known: Known | None, index: Index) -> Array:
+        """The ids at ``index`` (n,), as objects of str: those ``known``, if of the pictures that the shards name.
+
+        Nothing but its SHA-256 guards the ids in an HDF5 shard, and to hash it costs as much as to copy it.
+        """
+        if known is not None and np.array_equal(self.column("source_sha256", index), known.digests):
+            return known.ids
+        return self.column("id", index)
 
     def images(self, index: Index, out: Pixels) -> None:
         """Read the images at ``index`` (n,) into uint8 ``out`` (n, row_bytes)."""

@@ -93,7 +93,7 @@ def _builds(source: Path, out: Path, options: SplitOptions) -> Sequence[CopyBuil
     runs = [Output(out / name).unfinished for name in options.shares]
     (manifest,), notes = versions_to_copy("split", [source], runs, options.new_version)
     whole = CopyPlan(source, manifest, plain)
-    places = sides(whole.rows.column("id", whole.index).tolist(), options.seed, options.shares)
+    places = sides(whole.rows.ids(whole.index), options.seed, options.shares)
     if empty := [name for name, rows in places.items() if not len(rows)]:
         raise SourceError(
             f"'{source}' has {len(whole.rows)} rows, of which {named(empty)} would get none: use larger shares, or "

@@ -163,8 +163,7 @@ class SyncBuild(Build):
                     resample="bilinear",
                     sums=True,
                     decodes=self.decodes,
-                    ids=ids,
-                    labels=labels,
+                    given={"id": np.array(ids, object), "label": np.array(labels, np.int64)},
                 )
             else:
                 yield ShardTask(
