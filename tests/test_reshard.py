@@ -27,7 +27,7 @@ from test_resume import wait_for_none
 from test_verify import flip
 from trees import CLASSES, draw_tree
 
-from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, write
+from shardwright.convert import ConvertOptions, PixelOptions, StoreOptions, convert, copying, rowsource, write
 from shardwright.convert.copy_plan import ReshardOptions
 from shardwright.convert.copy_summary import Copied
 from shardwright.convert.gc import GcOptions, gc
@@ -35,6 +35,7 @@ from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.lock import one_writer
 from shardwright.convert.merge import MergeOptions, merge
 from shardwright.convert.options import Compression
+from shardwright.convert.output import Output
 from shardwright.convert.repair import repair
 from shardwright.convert.reshard import dry_run, reshard
 from shardwright.convert.selection import parse_shares
@@ -951,6 +952,50 @@ def test_a_damaged_id_is_not_laundered(here: None, tmp_path: Path, storage: Stor
     with pytest.raises(ShardError, match="SHA-256"):
         reshard(built.folder, tmp_path / "out", asked(chunk_rows=4))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("known", ["all", "of others", "nothing"])
+def test_ids_that_are_known_are_not_read(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """Beside the shards, and of the pictures that these name: then damaged ids in them harm nobody."""
+    (manifest,) = converted(tmp_path, "src")
+    rows, output = rows_of(tmp_path / "src"), Output(tmp_path / "src")
+    if known == "of others":
+        hints = output.hints(manifest)
+        assert hints is not None
+        output.remember(manifest, replace(hints, hashes=hints.hashes[::-1].copy()))
+    elif known == "nothing":
+        (tmp_path / "src" / ".shardwright" / "source-000001.npz").unlink()
+    hashed: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(rowsource, "damage_of", lambda shard: hashed.append(shard) or [])
+        reshard(tmp_path / "src", tmp_path / "sound", asked(chunk_rows=4))
+    assert len(hashed) == (0 if known == "all" else len(manifest.shards))
+    assert rows_of(tmp_path / "sound") == rows
+    path = tmp_path / "src" / manifest.shards[0].files[0].name
+    data = bytearray(path.read_bytes())
+    data[data.index(b"GCOL") + 24 : data.index(b"GCOL") + 200] = bytes(176)
+    path.write_bytes(data)
+    if known == "all":
+        reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
+        assert rows_of(tmp_path / "out") == rows
+        return
+    with pytest.raises(ShardError, match="SHA-256"):
+        reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
+    assert not (tmp_path / "out").exists()
+
+
+def test_ids_that_are_known_of_merged_ones(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted(tmp_path, "one", "two")
+    options = MergeOptions(LayoutOptions(chunk_rows=4), prefix=True, jobs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(rowsource, "damage_of", lambda shard: pytest.fail("hashed"))
+        merge([tmp_path / "one", tmp_path / "two"], tmp_path / "out", options)
+    wanted = {f"{name}/{id}": row for name in ("one", "two") for id, row in rows_of(tmp_path / name).items()}
+    assert rows_of(tmp_path / "out") == wanted
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "link"])
