@@ -83,7 +83,11 @@ class Unfinished:
     def records(self) -> list[ShardRecord]:
         """Of its finished shards, as far as they are written as here. Whether their files are there is not asked."""
         found = {path: _record_at(path) for path in self._run.glob("record-*.json")}
-        return [r for path, r in found.items() if r is not None and path == self._record(r.number)]
+        return [
+            record
+            for path, record in found.items()
+            if record is not None and record.number >= 0 and path == self._record(record.number)
+        ]
 
     def go_on(self, request: Request, numbers: Collection[int]) -> None:
         """Go on with those of its finished shards that have these ``numbers``, as the conversion of ``request``."""
@@ -92,7 +96,11 @@ class Unfinished:
         stays = {_REQUEST, *(self._record(r.number).name for r in kept), *(Path(name).name for name in files)}
         # Records go before their files, and all before others may be written under the same numbers.
         for path in sorted(self._run.iterdir(), key=lambda path: not path.name.startswith("record-")):
-            if path.name not in stays:
+            if path.name in stays:
+                continue
+            if path.is_dir() and not path.is_symlink():  # not made by us
+                shutil.rmtree(path)
+            else:
                 path.unlink()
         self._remove_unpublished(request["version"], files)
         _write(self._run / _REQUEST, request, self.begun_ns())
@@ -249,7 +257,9 @@ def _record_at(path: Path) -> ShardRecord | None:
             sums=Sums(**found["sums"]),
             saved_bytes=float(found["saved_bytes"]),
             environment=dict(found["environment"]),
-            stamps={str(id): _stamp(stamp) for id, stamp in found["stamps"].items()},
+            stamps={id: _stamp(stamp) for id, stamp in found["stamps"].items()},
+            unread={id: _stamp(stamp) for id, stamp in found["unread"].items()},
+            copied=dict(found["copied"]),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
