@@ -22,7 +22,7 @@ from shardwright.convert.jobs import COPYING
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.options import RunOptions
 from shardwright.convert.output import Output
-from shardwright.convert.plan import ShardPlan, differences, refuse_other_request
+from shardwright.convert.plan import ShardPlan, asked_for, differences, refuse_other_request
 from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.salvage import salvage
@@ -202,6 +202,17 @@ class Build(ABC):
         before = self.output.unfinished.request()
         if before is not None and self.version is not None and self.output.unfinished.shards():
             refuse_other_request(before, self.request(), str(self.output.folder))
+
+    def give_up_taken_back(self) -> None:
+        """Where the newest version is what is asked for, remove an unfinished run of changes that were taken back.
+
+        Else it would keep every other command from the output, and could never be gone on with.
+        """
+        before, now = self.output.unfinished.request(), self.request()
+        if self.version is not None or before is None:
+            return
+        if (asked_for(before), before["options"]) == (asked_for(now), now["options"]):
+            self.output.unfinished.give_up()
 
     def finished(self) -> tuple[list[ShardRecord], Sums, dict[str, str]]:
         """All records in order, the sums of their pixels, and the environment of all.

@@ -450,3 +450,31 @@ def test_a_copy_begins_anew_with_the_newest_version(here: None, tree: Path, tmp_
     done = only(reshard(source, out, replace(options, new_version=why == "given up")))
     assert done.resumed == 0
     assert done.manifest.source["made_of"]["data_sets"][0]["version"] == 2
+
+
+def test_changes_that_were_taken_back(job: Job, tree: Path) -> None:
+    """Nothing is to be done, and what the night made keeps no other command from the output."""
+    if job.command == "convert":
+        job.night(None)
+    else:
+        for path in tree.glob("?/[0-9]*"):
+            path.unlink()
+    before = everything(job.out)
+    put(tree, {"a/new.png": png(seed=900), "a/newer.png": png(seed=901), "b/bad.png": b""})
+    put(tree, {f"b/more{k}.png": png(seed=910 + k) for k in range(8)})
+    assert job.night() is None
+    for path in (*tree.glob("a/new*"), *tree.glob("b/bad*"), *tree.glob("b/more*")):
+        path.unlink()
+    assert not job.night().made
+    assert sorted(everything(job.out)) == sorted(before)
+    assert only(reshard(job.out, options=ReshardOptions(LayoutOptions(chunk_rows=8), jobs=1))).made
+
+
+def test_what_other_options_began_is_not_given_up(here: None, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(tree, out, OPTIONS)
+    other = replace(OPTIONS, seed=1, new_version=True, max_runtime=SHORT)
+    with pytest.raises(OutOfTimeError):
+        convert(tree, out, other)
+    assert not convert(tree, out, OPTIONS)[0].made
+    assert convert(tree, out, replace(other, max_runtime=None))[0].resumed == 1
