@@ -313,8 +313,9 @@ def build(
                 f"cannot write '{out}': {error.strerror or error}"
             ) from error
         finally:
+            begun = any(each.output.unfinished.has_rows() for each in builds)
             for each in builds:
-                each.output.abandon()
+                each.output.abandon(begun)
 
 
 def _is_missing(todo: Sequence[Build]) -> bool:

@@ -34,7 +34,7 @@ class Unfinished:
     """The unfinished conversion in the data set at ``folder``, if there is one."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._run = folder / WORK_FOLDER / "run"
 
     def is_there(self) -> bool:
@@ -109,11 +109,11 @@ class Unfinished:
         """Remove shards of a version that was being published and never was: its number is given again."""
         named = {
             file.name.casefold()
-            for known in {*versions_of(self._folder), newest_version(self._folder)} - {None}
-            for shard in read_manifest(self._folder, known).shards
+            for known in {*versions_of(self.folder), newest_version(self.folder)} - {None}
+            for shard in read_manifest(self.folder, known).shards
             for file in shard.files
         }
-        for path in (self._folder / SHARDS_FOLDER).glob(f"{version:06d}-*"):
+        for path in (self.folder / SHARDS_FOLDER).glob(f"{version:06d}-*"):
             name = f"{SHARDS_FOLDER}/{path.name}"
             if name.casefold() in named:
                 raise OutputError(
@@ -143,7 +143,7 @@ class Unfinished:
         OutputError
             It is gone.
         """
-        path = self._folder / file.name
+        path = self.folder / file.name
         if self._kept(file).exists():
             os.rename(self._kept(file), path)
         if not path.exists() or path.stat().st_size != file.bytes:
@@ -153,11 +153,10 @@ class Unfinished:
         """Remove it all."""
         shutil.rmtree(self._run, ignore_errors=True)
 
-    def forget_if_empty(self) -> None:
-        """Remove what is left of it where no shard was finished that has rows."""
+    def has_rows(self) -> bool:
+        """Whether a shard was finished that has rows."""
         records = map(_record_at, self._run.glob("record-*.json"))
-        if not any(record is not None and record.shard is not None for record in records):
-            self.forget()
+        return any(record is not None and record.shard is not None for record in records)
 
     def _record(self, number: int) -> Path:
         return self._run / f"record-{number:05d}.json"
@@ -168,7 +167,7 @@ class Unfinished:
     def _has(self, file: ShardFile) -> bool:
         """Whether the file is there, byte for byte: under the name that it will have, or not yet."""
         path = self._kept(file)
-        path = path if path.exists() else self._folder / file.name
+        path = path if path.exists() else self.folder / file.name
         return path.is_file() and shard_file(path, file.name) == file
 
     def _kept(self, file: ShardFile) -> Path:

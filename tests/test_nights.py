@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -478,3 +479,26 @@ def test_what_other_options_began_is_not_given_up(here: None, tree: Path, tmp_pa
         convert(tree, out, other)
     assert not convert(tree, out, OPTIONS)[0].made
     assert convert(tree, out, replace(other, max_runtime=None))[0].resumed == 1
+
+
+def test_all_splits_of_a_copy_go_on_with_what_they_were_begun_with(
+    here: None, tree: Path, tmp_path: Path
+) -> None:
+    """Those too of which no shard is finished: a picture that moved to another split would be in two, or in none."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    for split_name in ("train", "val"):
+        shutil.copytree(tree, tmp_path / "splits" / split_name)
+    tree = tmp_path / "splits"
+    convert(tree, source, OPTIONS)
+    options = ReshardOptions(LayoutOptions(chunk_rows=2, shard_mib=OPTIONS.store.shard_mib), jobs=1)
+    with pytest.raises(OutOfTimeError):
+        reshard(source, out, replace(options, max_runtime=SHORT))
+    for moved in tree.glob("val/a/0*"):
+        moved.rename(tree / "train" / "a" / f"moved-{moved.name}")
+    sync(tree, source, SYNC)
+    for version in (1, 2):
+        done = reshard(source, out, options)
+        found = {
+            name: each.manifest.source["made_of"]["data_sets"][0]["version"] for name, each in done.items()
+        }
+        assert found == {"train": version, "val": version}
