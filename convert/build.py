@@ -313,7 +313,7 @@ def build(
                 f"cannot write '{out}': {error.strerror or error}"
             ) from error
         finally:
-            begun = any(each.output.unfinished.has_rows() for each in builds)
+            begun = any(each.output.unfinished.shards() for each in builds)
             for each in builds:
                 each.output.abandon(begun)
 

@@ -161,7 +161,7 @@ class Output:
         What it was asked for is kept too where it has ``begun``: of a split, where shards of another one are finished.
         """
         self.forget_work()
-        if not begun and not self.unfinished.has_rows():
+        if not begun and not self.unfinished.shards():
             self.unfinished.forget()
         if not (self.folder / "manifest.json").exists():
             for folder in (self.folder / SHARDS_FOLDER, self.state, self.folder):

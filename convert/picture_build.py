@@ -146,6 +146,7 @@ class PictureBuild(Build):
         shards = tuple(record.shard for record in records if record.shard is not None)
         findings = self.findings()
         if not shards:
+            self.output.unfinished.forget()  # so that an output that was missing is so again
             raise SourceError(
                 f"not one of the {len(self.scan)} pictures in '{self.scan.root}' could be taken: {_last(findings)}"
             )

@@ -153,11 +153,6 @@ class Unfinished:
         """Remove it all."""
         shutil.rmtree(self._run, ignore_errors=True)
 
-    def has_rows(self) -> bool:
-        """Whether a shard was finished that has rows."""
-        records = map(_record_at, self._run.glob("record-*.json"))
-        return any(record is not None and record.shard is not None for record in records)
-
     def _record(self, number: int) -> Path:
         return self._run / f"record-{number:05d}.json"
 

@@ -294,6 +294,22 @@ def test_what_is_not_ours_in_the_run_is_in_nobodys_way(job: Job, tree: Path, tmp
     assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
 
 
+def test_shards_of_which_all_pictures_are_rejected_are_finished_too(
+    job: Job, tree: Path, tmp_path: Path
+) -> None:
+    """Else a run that has the time for one shard would make the same one again and again."""
+    for path in tree.glob("?/[0-9]*"):
+        path.unlink()
+    put(tree, {f"a/bad{k:02d}.png": b"no picture" for k in range(40)})
+    put(tree, {"a/good.png": png(seed=3), "b/good.png": png(seed=4)})
+    for night in range(20):
+        if job.night() is not None:
+            break
+        assert night > 0 or unfinished_module.Unfinished(job.out).records()[0].shard is None
+    assert night == 5
+    assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
+
+
 @pytest.mark.parametrize("when", ["records", "request", "begun"])
 def test_killed_while_it_is_taken_up(
     job: Job, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
