@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from shardwright.convert.jobs import COPYING
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.options import RunOptions
 from shardwright.convert.output import Output
-from shardwright.convert.plan import ShardPlan, differences, refuse_other_request
+from shardwright.convert.plan import ShardPlan, asked_for, differences, refuse_other_request
 from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.salvage import salvage
@@ -51,6 +51,9 @@ class Build(ABC):
         All its shards to write; what was made of them so far, by this run or one before it.
     resumed
         Shards that an earlier run had finished.
+    dropped
+        Numbers of finished shards that do not fit any more. They are made again last: else runs that have the time for
+        one shard each would make the same one again and again, where one of its pictures changes all the time.
     salvaged
         Numbers of those ``plans`` that are of an unfinished run whose source has changed since.
     notes
@@ -66,6 +69,7 @@ class Build(ABC):
     plans: list[ShardPlan] = field(default_factory=list)
     records: list[ShardRecord] = field(default_factory=list)
     resumed: int = 0
+    dropped: set[int] = field(default_factory=set)
     salvaged: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -114,6 +118,10 @@ class Build(ABC):
         """Whether a finished shard of an earlier run can be what ``plan`` says."""
         return True
 
+    def completed(self, record: ShardRecord, plan: ShardPlan) -> ShardRecord:
+        """A new record, with what is known here of the pictures of ``plan`` that its worker does not know."""
+        return record
+
     def name_damage(self) -> None:
         """Raise ShardError for all damage in what it is made of, where a worker stumbled over some."""
         return  # pictures are not damaged, but rejected
@@ -137,9 +145,10 @@ class Build(ABC):
 
     @property
     def missing(self) -> list[ShardPlan]:
-        """Shards that are still to be written."""
+        """Shards that are still to be written, those last that were finished before."""
         done = {record.number for record in self.records}
-        return [plan for plan in self.plans if plan.number not in done]
+        missing = [plan for plan in self.plans if plan.number not in done]
+        return sorted(missing, key=lambda plan: plan.number in self.dropped)
 
     def bytes_missing(self) -> int:
         """Bytes of pixels that the missing shards have, at most."""
@@ -150,19 +159,31 @@ class Build(ABC):
         return {id: stamp for record in self.records for id, stamp in record.stamps.items()}
 
     def are_as_found(self, record: ShardRecord, plan: ShardPlan, scan: Scan) -> bool:
-        """Whether the pictures of a finished shard, where they could be read then, are now what they were."""
-        places = plan.samples.tolist()
-        stamps = ((record.stamps.get(scan.ids[at]), scan.stamps.at(at)) for at in places)
-        return set(record.ids) == {scan.ids[at] for at in places} and all(
-            then is None or then == now for then, now in stamps
-        )
+        """Whether the pictures of a finished shard are now what they were, those too that could not be read."""
+        now = {scan.ids[at]: scan.stamps.at(at) for at in plan.samples.tolist()}
+        return not record.copied and {**record.unread, **record.stamps} == now
 
-    def salvage(self, scan: Scan, wanted: Index) -> list[ShardPlan]:
-        """Plans of finished shards of an unfinished run over another source, whose pictures are ``wanted`` still."""
+    def with_unread(self, record: ShardRecord, plan: ShardPlan, scan: Scan) -> ShardRecord:
+        """A new record with the stamps of pictures that could not be read: they may be mended before the next run."""
+        ids = ((scan.ids[at], at) for at in plan.samples.tolist())
+        return replace(record, unread={id: scan.stamps.at(at) for id, at in ids if id not in record.stamps})
+
+    def salvage(self, scan: Scan, wanted: Index, moved: Index) -> list[ShardPlan]:
+        """Plans of finished shards of an unfinished run over another source, as far as their pictures still come.
+
+        Parameters
+        ----------
+        wanted, moved
+            (n,), (m,): places of pictures that are to be read, and of those whose pixels are copied.
+        """
         before, now = self.output.unfinished.request(), self.request()
         if before is None or before == now or {**before, "found": None} != {**now, "found": None}:
             return []
-        plans = salvage(self.output.unfinished.records(), scan.ids, wanted, now["version"])
+        records, version = self.output.unfinished.records(), now["version"]
+        plans = [
+            *salvage([record for record in records if not record.copied], scan.ids, wanted, version),
+            *salvage([record for record in records if record.copied], scan.ids, moved, version),
+        ]
         self.salvaged = frozenset(plan.number for plan in plans)
         return plans
 
@@ -181,6 +202,17 @@ class Build(ABC):
         before = self.output.unfinished.request()
         if before is not None and self.version is not None and self.output.unfinished.shards():
             refuse_other_request(before, self.request(), str(self.output.folder))
+
+    def give_up_taken_back(self) -> None:
+        """Where the newest version is what is asked for, remove an unfinished run of changes that were taken back.
+
+        Else it would keep every other command from the output, and could never be gone on with.
+        """
+        before, now = self.output.unfinished.request(), self.request()
+        if self.version is not None or before is None:
+            return
+        if (asked_for(before), before["options"]) == (asked_for(now), now["options"]):
+            self.output.unfinished.give_up()
 
     def finished(self) -> tuple[list[ShardRecord], Sums, dict[str, str]]:
         """All records in order, the sums of their pixels, and the environment of all.
@@ -281,8 +313,9 @@ def build(
                 f"cannot write '{out}': {error.strerror or error}"
             ) from error
         finally:
+            begun = any(each.output.unfinished.shards() for each in builds)
             for each in builds:
-                each.output.abandon()
+                each.output.abandon(begun)
 
 
 def _is_missing(todo: Sequence[Build]) -> bool:
@@ -336,6 +369,7 @@ def _begin(each: Build) -> None:
 def _drop(each: Build, record: ShardRecord) -> None:
     each.output.unfinished.drop(record)
     each.records.remove(record)
+    each.dropped.add(record.number)
 
 
 def _keep_to_environment(each: Build, workers: Workers) -> None:
@@ -354,11 +388,13 @@ def _keep_to_environment(each: Build, workers: Workers) -> None:
 
 def _write_shards(each: Build, workers: Workers, show: Show, deadline: Deadline) -> None:
     start = time.monotonic()
-    rows = {plan.number: len(plan.samples) for plan in each.plans}
+    plans = {plan.number: plan for plan in each.plans}
+    rows = {number: len(plan.samples) for number, plan in plans.items()}
     before = done = shown = sum(rows[record.number] for record in each.records)
     with show(each, done) as bar:
         for record in workers.write(deadline.in_time(each.tasks())):
             if record is not None:
+                record = each.completed(record, plans[record.number])
                 each.output.unfinished.keep(record)
                 each.records.append(record)
                 done += rows[record.number]

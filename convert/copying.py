@@ -141,6 +141,7 @@ class _Copy:
             sums=self._summing.sums() if self._summing else Sums(),
             saved_bytes=self._writer.saved_bytes,
             environment=environment_of(task.decodes),
+            copied={} if task.ids is None else dict(zip(task.ids, task.index.tolist(), strict=True)),
         )
 
     def _stored(self, span: slice) -> tuple[int, StoredChunk] | None:

@@ -24,22 +24,31 @@ def made_of(command: str, manifests: Sequence[Manifest], options: Mapping[str, A
     }
 
 
+def to_go_on_with(outputs: Iterable[Path], new_version: bool) -> list[Unfinished]:
+    """The unfinished runs in ``outputs``, of one command; none where none has finished a shard, or ``new_version``.
+
+    Where one part goes on, all do, those too of which no shard is finished: parts of two versions may share pictures.
+    """
+    runs = [Unfinished(folder) for folder in outputs]
+    return runs if not new_version and any(run.shards() for run in runs) else []
+
+
 def _told(manifest: Manifest) -> dict[str, Any]:
     return {"fingerprint": manifest.fingerprint(), "version": manifest.version, "rows": manifest.rows}
 
 
 def versions_to_copy(
-    command: str, folders: Sequence[Path], runs: Iterable[Unfinished], new_version: bool
+    command: str, folders: Sequence[Path], runs: Iterable[Unfinished]
 ) -> tuple[list[Manifest], list[str]]:
     """The version of each of ``folders`` that ``command`` is to be made of, and notes.
 
     An unfinished one in ``runs`` goes on with those that it was begun with, though newer ones are there by now. Else,
-    or if one of those is gone, or ``new_version`` gives it up, they are the newest ones.
+    or if one of those is gone, they are the newest ones.
     """
     newest = [read_manifest(folder) for folder in folders]
     for run in runs:
         request = run.request()
-        if new_version or request is None or asked_for(request)[0] != command or not run.shards():
+        if request is None or asked_for(request)[0] != command:
             continue
         begun = _still_there(folders, request["source"][MADE_OF].get("data_sets"))
         if begun is not None:

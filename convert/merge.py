@@ -20,7 +20,7 @@ from shardwright.convert.layouts import (
     same_saving,
     store_of,
 )
-from shardwright.convert.made_of import made_of, versions_to_copy
+from shardwright.convert.made_of import made_of, to_go_on_with, versions_to_copy
 from shardwright.convert.options import RunOptions, check_seed
 from shardwright.convert.output import Output, check_output, check_paths
 from shardwright.convert.plan import MADE_OF
@@ -113,7 +113,7 @@ def _check(folders: Sequence[Path], out: Path) -> None:
 
 
 def _build(folders: Sequence[Path], out: Path, options: MergeOptions) -> CopyBuild:
-    manifests, newer = versions_to_copy("merge", folders, [Output(out).unfinished], options.new_version)
+    manifests, newer = versions_to_copy("merge", folders, to_go_on_with([out], options.new_version))
     first = manifests[0]
     for folder, manifest in zip(folders, manifests, strict=True):
         if manifest.image_shape != first.image_shape:

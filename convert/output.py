@@ -155,10 +155,14 @@ class Output:
                 total += entry.stat().st_size
         return total
 
-    def abandon(self) -> None:
-        """Remove work in progress, but no finished shards; and the folders for it if they are empty."""
+    def abandon(self, begun: bool = False) -> None:
+        """Remove work in progress, but no finished shards; and the folders for it if they are empty.
+
+        What it was asked for is kept too where it has ``begun``: of a split, where shards of another one are finished.
+        """
         self.forget_work()
-        self.unfinished.forget_if_empty()
+        if not begun and not self.unfinished.shards():
+            self.unfinished.forget()
         if not (self.folder / "manifest.json").exists():
             for folder in (self.folder / SHARDS_FOLDER, self.state, self.folder):
                 with suppress(OSError):  # missing, not empty, or locked

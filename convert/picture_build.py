@@ -81,7 +81,8 @@ class PictureBuild(Build):
         self.plans = plan_shards(len(self.scan), self.version, self.options)
         if not self.options.new_version:
             self.refuse_unfinished()
-        if salvaged := self.salvage(self.scan, np.arange(len(self.scan))):
+        everything, nothing = np.arange(len(self.scan)), np.empty(0, np.int64)
+        if salvaged := self.salvage(self.scan, everything, nothing):
             self.plans = plan_with(salvaged, len(self.scan), self.version, self.options)
 
     def refuse_old_rejects(self) -> None:
@@ -120,6 +121,9 @@ class PictureBuild(Build):
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
         return self.are_as_found(record, plan, self.scan)
 
+    def completed(self, record: ShardRecord, plan: ShardPlan) -> ShardRecord:
+        return self.with_unread(record, plan, self.scan)
+
     def findings(self) -> list[Finding]:
         """What was rejected or suspect, so far."""
         return without_class(self.scan.no_class) + [
@@ -142,6 +146,7 @@ class PictureBuild(Build):
         shards = tuple(record.shard for record in records if record.shard is not None)
         findings = self.findings()
         if not shards:
+            self.output.unfinished.forget()  # so that an output that was missing is so again
             raise SourceError(
                 f"not one of the {len(self.scan)} pictures in '{self.scan.root}' could be taken: {_last(findings)}"
             )

@@ -34,7 +34,9 @@ class ShardRecord:
     ``shard`` is None where every picture was rejected, or where ``error`` (errno, text) says what kept the
     shard from being written, or ``damage`` what is wrong with the data set that its rows are from. ``animated``
     counts pictures of several frames. ``stamps`` are by id those of the pictures' files when they were read, of rejects
-    too where they could be. ``temporary`` are the paths of the shard's files as yet, in their order.
+    too where they could be; ``unread`` those of the others as the scan found them, which a worker does not know.
+    ``copied`` are rows of another version by the ids that they get, where those are given. ``temporary`` are the paths
+    of the shard's files as yet, in their order.
     """
 
     number: int
@@ -48,11 +50,13 @@ class ShardRecord:
     error: tuple[int, str] | None = None
     damage: str = ""
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    unread: Mapping[str, Stamp] = field(default_factory=dict)
+    copied: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of its pictures: in their order, then those that could not be read. Empty for rows of other shards."""
-        return (*self.stamps, *(f.id for f in self.findings if f.id not in self.stamps))
+        """Ids of its pictures, each once: in their order, then those that could not be read."""
+        return tuple({**self.copied, **self.stamps, **self.unread})
 
 
 def without_class(ids: Iterable[str]) -> list[Finding]:

@@ -7,7 +7,7 @@ from shardwright.convert.build import build
 from shardwright.convert.copy_build import CopyBuild, decided
 from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
 from shardwright.convert.copy_summary import Copied, copied
-from shardwright.convert.made_of import versions_to_copy
+from shardwright.convert.made_of import to_go_on_with, versions_to_copy
 from shardwright.convert.output import (
     Output,
     check_output,
@@ -90,9 +90,10 @@ def _builds(
     folders: dict[str, Path], target: Path, beside: bool, options: ReshardOptions
 ) -> Sequence[CopyBuild]:
     plans, notes = {}, {}
+    runs = to_go_on_with([target / split for split in folders], options.new_version)
     for split, folder in folders.items():
-        runs = [Output(target / split).unfinished]
-        (manifest,), notes[split] = versions_to_copy("reshard", [folder], runs, options.new_version)
+        own = [run for run in runs if run.folder == target / split]
+        (manifest,), notes[split] = versions_to_copy("reshard", [folder], own)
         plans[split] = CopyPlan(folder, manifest, options)
     if options.ids is not None:
         found = set().union(*(plan.found_ids for plan in plans.values()))

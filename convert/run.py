@@ -111,6 +111,7 @@ def convert(
         builds = _decided(source, out, options, progress)
         for each in builds:
             each.refuse_old_rejects()
+            each.give_up_taken_back()
         return builds
 
     made = build(out, splits, decide, options, progress, "convert", split_writer)

@@ -28,7 +28,7 @@ def salvage(
     place = {ids[at]: at for at in wanted.tolist()}
     plans = []
     for record in sorted(records, key=lambda record: record.number):
-        if record.shard is not None and record.ids and all(id in place for id in record.ids):
+        if record.ids and all(id in place for id in record.ids):
             samples = np.array([place.pop(id) for id in record.ids], np.int64)
             plans.append(ShardPlan(record.number, shard_stem(version, record.number), samples))
     return plans

@@ -11,7 +11,7 @@ from shardwright.convert.build import build
 from shardwright.convert.copy_build import CopyBuild, decided
 from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
 from shardwright.convert.copy_summary import Copied, copied
-from shardwright.convert.made_of import made_of, versions_to_copy
+from shardwright.convert.made_of import made_of, to_go_on_with, versions_to_copy
 from shardwright.convert.options import RunOptions, check_seed
 from shardwright.convert.output import Output, check_output, check_paths, counted
 from shardwright.convert.plan import MADE_OF
@@ -90,8 +90,8 @@ def _check(source: Path, out: Path, options: SplitOptions) -> None:
 
 def _builds(source: Path, out: Path, options: SplitOptions) -> Sequence[CopyBuild]:
     plain = ReshardOptions()
-    runs = [Output(out / name).unfinished for name in options.shares]
-    (manifest,), notes = versions_to_copy("split", [source], runs, options.new_version)
+    runs = to_go_on_with([out / name for name in options.shares], options.new_version)
+    (manifest,), notes = versions_to_copy("split", [source], runs)
     whole = CopyPlan(source, manifest, plain)
     places = sides(whole.rows.ids(whole.index), options.seed, options.shares)
     if empty := [name for name, rows in places.items() if not len(rows)]:

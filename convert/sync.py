@@ -94,9 +94,7 @@ def sync(
             if not options.new_version:
                 each.refuse_unfinished()
             each.remember()  # the next run need not read again what was read now
-            before = each.output.unfinished.request()
-            if each.version is None and before is not None and asked_for(before)[0] == "sync":
-                each.output.unfinished.give_up()  # of changes that were taken back
+            each.give_up_taken_back()
         return builds
 
     made = build(out, splits, decide, options, progress, "sync")

@@ -94,9 +94,10 @@ class SyncBuild(Build):
         order = np.random.Generator(np.random.PCG64([self.options.seed, self.version]))
         fresh = self.plan.fresh[order.permutation(len(self.plan.fresh))]
         self.plans = deal([fresh, self.plan.moved], rows, self.version)
-        if salvaged := self.salvage(self.scan, self.plan.fresh):
-            rest = fresh[np.isin(fresh, np.concatenate([plan.samples for plan in salvaged]), invert=True)]
-            new = deal([rest, self.plan.moved], rows, self.version, self.salvaged)
+        if salvaged := self.salvage(self.scan, self.plan.fresh, self.plan.moved):
+            done = np.concatenate([plan.samples for plan in salvaged])
+            rest = [places[np.isin(places, done, invert=True)] for places in (fresh, self.plan.moved)]
+            new = deal(rest, rows, self.version, self.salvaged)
             self.plans = sorted([*salvaged, *new], key=lambda plan: plan.number)
 
     def _refuse_hidden(self) -> None:
@@ -189,9 +190,17 @@ class SyncBuild(Build):
         return 1.0 if task is None else share_of_pictures(workers, task)
 
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
-        if self._is_moved(plan):
-            return record.shard is not None and record.shard.rows == len(plan.samples)
-        return self.are_as_found(record, plan, self.scan)
+        if not self._is_moved(plan):
+            return self.are_as_found(record, plan, self.scan)
+        ids = [self.scan.ids[at] for at in plan.samples.tolist()]
+        return (
+            record.shard is not None
+            and record.shard.rows == len(ids)
+            and record.copied == dict(zip(ids, self._moved_from(plan).tolist(), strict=True))
+        )
+
+    def completed(self, record: ShardRecord, plan: ShardPlan) -> ShardRecord:
+        return record if self._is_moved(plan) else self.with_unread(record, plan, self.scan)
 
     def findings(self) -> list[Finding]:
         """What is rejected or suspect: of rows that stay as they were, and of new ones."""

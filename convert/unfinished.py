@@ -34,7 +34,7 @@ class Unfinished:
     """The unfinished conversion in the data set at ``folder``, if there is one."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._run = folder / WORK_FOLDER / "run"
 
     def is_there(self) -> bool:
@@ -83,7 +83,11 @@ class Unfinished:
     def records(self) -> list[ShardRecord]:
         """Of its finished shards, as far as they are written as here. Whether their files are there is not asked."""
         found = {path: _record_at(path) for path in self._run.glob("record-*.json")}
-        return [r for path, r in found.items() if r is not None and path == self._record(r.number)]
+        return [
+            record
+            for path, record in found.items()
+            if record is not None and record.number >= 0 and path == self._record(record.number)
+        ]
 
     def go_on(self, request: Request, numbers: Collection[int]) -> None:
         """Go on with those of its finished shards that have these ``numbers``, as the conversion of ``request``."""
@@ -92,7 +96,11 @@ class Unfinished:
         stays = {_REQUEST, *(self._record(r.number).name for r in kept), *(Path(name).name for name in files)}
         # Records go before their files, and all before others may be written under the same numbers.
         for path in sorted(self._run.iterdir(), key=lambda path: not path.name.startswith("record-")):
-            if path.name not in stays:
+            if path.name in stays:
+                continue
+            if path.is_dir() and not path.is_symlink():  # not made by us
+                shutil.rmtree(path)
+            else:
                 path.unlink()
         self._remove_unpublished(request["version"], files)
         _write(self._run / _REQUEST, request, self.begun_ns())
@@ -101,11 +109,11 @@ class Unfinished:
         """Remove shards of a version that was being published and never was: its number is given again."""
         named = {
             file.name.casefold()
-            for known in {*versions_of(self._folder), newest_version(self._folder)} - {None}
-            for shard in read_manifest(self._folder, known).shards
+            for known in {*versions_of(self.folder), newest_version(self.folder)} - {None}
+            for shard in read_manifest(self.folder, known).shards
             for file in shard.files
         }
-        for path in (self._folder / SHARDS_FOLDER).glob(f"{version:06d}-*"):
+        for path in (self.folder / SHARDS_FOLDER).glob(f"{version:06d}-*"):
             name = f"{SHARDS_FOLDER}/{path.name}"
             if name.casefold() in named:
                 raise OutputError(
@@ -135,7 +143,7 @@ class Unfinished:
         OutputError
             It is gone.
         """
-        path = self._folder / file.name
+        path = self.folder / file.name
         if self._kept(file).exists():
             os.rename(self._kept(file), path)
         if not path.exists() or path.stat().st_size != file.bytes:
@@ -144,12 +152,6 @@ class Unfinished:
     def forget(self) -> None:
         """Remove it all."""
         shutil.rmtree(self._run, ignore_errors=True)
-
-    def forget_if_empty(self) -> None:
-        """Remove what is left of it where no shard was finished that has rows."""
-        records = map(_record_at, self._run.glob("record-*.json"))
-        if not any(record is not None and record.shard is not None for record in records):
-            self.forget()
 
     def _record(self, number: int) -> Path:
         return self._run / f"record-{number:05d}.json"
@@ -160,7 +162,7 @@ class Unfinished:
     def _has(self, file: ShardFile) -> bool:
         """Whether the file is there, byte for byte: under the name that it will have, or not yet."""
         path = self._kept(file)
-        path = path if path.exists() else self._folder / file.name
+        path = path if path.exists() else self.folder / file.name
         return path.is_file() and shard_file(path, file.name) == file
 
     def _kept(self, file: ShardFile) -> Path:
@@ -249,7 +251,9 @@ def _record_at(path: Path) -> ShardRecord | None:
             sums=Sums(**found["sums"]),
             saved_bytes=float(found["saved_bytes"]),
             environment=dict(found["environment"]),
-            stamps={str(id): _stamp(stamp) for id, stamp in found["stamps"].items()},
+            stamps={id: _stamp(stamp) for id, stamp in found["stamps"].items()},
+            unread={id: _stamp(stamp) for id, stamp in found["unread"].items()},
+            copied=dict(found["copied"]),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

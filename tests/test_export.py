@@ -874,7 +874,7 @@ def test_other_options_do_not_throw_finished_units_away(
     shutil.copytree(out, tmp_path / "killed")
     shutil.rmtree(tmp_path / "killed")
     with monkeypatch.context() as patch:
-        patch.setattr(ExportState, "abandon", lambda _: None)
+        patch.setattr(ExportState, "abandon", lambda *_: None)
         stopped_after(0, monkeypatch, built.folder, tmp_path / "killed", asked)
     assert ExportState(tmp_path / "killed").status() is not None
     export(built.folder, tmp_path / "killed", other)

@@ -1,6 +1,8 @@
 """A tree that changes from night to night, and a run that takes several: it comes to its end, and is the tree."""
 
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,14 @@ from drawing import png, put
 from test_one_writer import everything
 from test_sync import OPTIONS, SYNC, assert_is_the_tree, at_rest, of, only, storage
 
-from shardwright.convert import convert
+from shardwright.convert import convert, write
 from shardwright.convert import unfinished as unfinished_module
 from shardwright.convert.copy_plan import ReshardOptions
 from shardwright.convert.copy_summary import Copied
 from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.merge import MergeOptions, merge
-from shardwright.convert.records import Finding, ShardRecord
+from shardwright.convert.records import ShardRecord
 from shardwright.convert.repair import repair
 from shardwright.convert.reshard import reshard
 from shardwright.convert.salvage import salvage
@@ -28,7 +30,7 @@ from shardwright.convert.sync import sync
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Shard, Storage
 from shardwright.datasets.manifest import read_manifest
-from shardwright.errors import OutOfTimeError, OutputError
+from shardwright.errors import OutOfTimeError, OutputError, PictureError
 
 __all__ = ["at_rest", "storage"]
 
@@ -184,6 +186,130 @@ def test_a_damaged_finished_shard_is_made_again(job: Job, tree: Path, tmp_path: 
     assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
 
 
+@pytest.mark.parametrize("how", ["mended", "replaced"])
+def test_a_picture_that_could_not_be_read_then_can_be_read_now(
+    job: Job, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its permissions were mended, or another file was put in its place: it is none of the rejects."""
+    real = write._read
+
+    def read(path: Path) -> Any:
+        if path.name == "07.png":
+            raise PictureError("unreadable: Permission denied")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "_read", read)
+        while not any(r.findings for r in unfinished_module.Unfinished(job.out).records()):
+            assert job.night() is None
+    if how == "mended":
+        for path in tree.glob("?/07.png"):
+            path.chmod(0o600)
+    else:
+        put(tree, {f"{c}/07.png": png(seed=777 + k) for k, c in enumerate("ab")})
+    job.night(None)
+    assert not read_manifest(job.out).rejected
+    assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
+
+
+def test_a_picture_that_can_never_be_read_costs_nothing(
+    job: Job, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = write._read
+
+    def read(path: Path) -> Any:
+        if path.name[0] == "0":
+            raise PictureError("unreadable: Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(write, "_read", read)
+    for night in range(3):
+        assert job.night() is None
+        put(tree, {f"a/new{night}.png": png(seed=900 + night)})
+    assert job.night(None).resumed == 3
+    assert read_manifest(job.out).rejected == {"unreadable": 20}
+
+
+def test_a_picture_that_changes_every_night(job: Job, tree: Path, tmp_path: Path) -> None:
+    """Its shard is made again last: else each night would make that one, and no other."""
+    assert job.night() is None
+    (first,) = unfinished_module.Unfinished(job.out).records()
+    for night in range(40):
+        put(tree, {first.ids[0]: png(seed=1000 + night)})
+        if job.night() is not None:
+            break
+    assert night < 30
+    assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
+
+
+def test_copies_of_moved_pictures_are_kept_too(
+    here: None, tree: Path, tmp_path: Path, storage: Storage
+) -> None:
+    out = tmp_path / "out"
+    convert(tree, out, of(storage))
+    for path in tree.glob("?/[012]*"):
+        path.rename(path.with_name(f"moved-{path.name}"))
+    job = Job("convert", tree, out, storage)
+    job.command = "sync"
+    for night in range(30):
+        put(tree, {f"a/new{night}.png": png(seed=900 + night)} if night < 4 else {})
+        done = job.night()
+        if done is not None:
+            break
+    assert done is not None
+    made = [shard for shard in done.manifest.shards if "000002-" in shard.files[0].name]
+    assert done.resumed == len(made) - 1
+    assert_is_the_tree(tree, out, tmp_path / "fresh", job.options)
+
+
+def test_a_copy_of_another_row_is_not_taken(here: None, tree: Path, tmp_path: Path) -> None:
+    """Two moved pictures change places: both are moved still, each from the other's row."""
+    out = tmp_path / "out"
+    convert(tree, out, OPTIONS)
+    for path in tree.glob("?/[012]*"):
+        path.rename(path.with_name(f"moved-{path.name}"))
+    job = Job("convert", tree, out)
+    job.command = "sync"
+    assert job.night() is None
+    (record,) = unfinished_module.Unfinished(out).records()
+    one, two = tree / record.ids[0], tree / record.ids[1]
+    one.rename(tmp_path / "aside")
+    two.rename(one)
+    (tmp_path / "aside").rename(two)
+    put(tree, {"a/new.png": png(seed=900)})
+    assert job.night(None).resumed == 0
+    assert_is_the_tree(tree, out, tmp_path / "fresh", job.options)
+
+
+def test_what_is_not_ours_in_the_run_is_in_nobodys_way(job: Job, tree: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert job.night() is None
+    run = job.out / ".shardwright" / "run"
+    for name in ("a folder", "record-00077.json", "000001-00007.h5"):
+        put(run / name, {"x": b""})
+    record = json.loads((run / "record-00001.json").read_text())["values"]
+    unfinished_module._write(run / "record--0001.json", {**record, "number": -1})
+    put(tree, {"a/new.png": png(seed=900)})
+    assert job.night(None).resumed == 2
+    assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
+
+
+def test_shards_of_which_all_pictures_are_rejected_are_finished_too(
+    job: Job, tree: Path, tmp_path: Path
+) -> None:
+    """Else a run that has the time for one shard would make the same one again and again."""
+    for path in tree.glob("?/[0-9]*"):
+        path.unlink()
+    put(tree, {f"a/bad{k:02d}.png": b"no picture" for k in range(40)})
+    put(tree, {"a/good.png": png(seed=3), "b/good.png": png(seed=4)})
+    for night in range(20):
+        if job.night() is not None:
+            break
+        assert night > 0 or unfinished_module.Unfinished(job.out).records()[0].shard is None
+    assert night == 5
+    assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
+
+
 @pytest.mark.parametrize("when", ["records", "request", "begun"])
 def test_killed_while_it_is_taken_up(
     job: Job, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -268,8 +394,8 @@ def test_many_nights(here: None, command: str, tmp_path: Path) -> None:
 def test_salvage_takes_each_picture_once() -> None:
     def record(number: int, *ids: str, bad: str = "") -> ShardRecord:
         stamps = dict.fromkeys(ids, (1, 1, 1, 1))
-        findings = [Finding(bad, "rejected", "unreadable", "", 0)] if bad else []
-        return ShardRecord(number, Shard(len(ids), (), (), 1, 0), (), tuple(findings), stamps=stamps)
+        unread = {bad: (1, 1, 1, 1)} if bad else {}
+        return ShardRecord(number, Shard(len(ids), (), (), 1, 0), stamps=stamps, unread=unread)
 
     records = [
         record(4, "d", "c"),
@@ -277,12 +403,15 @@ def test_salvage_takes_each_picture_once() -> None:
         record(2, "a", "e"),
         record(3, "f", bad="g"),
         record(5, "z"),
+        ShardRecord(6, unread={"h": (1, 1, 1, 1)}),
+        ShardRecord(7),
     ]
-    plans = salvage(records, list("abcdefgz"), np.array([0, 1, 2, 3, 4, 5, 6]), 7)
+    plans = salvage(records, list("abcdefghz"), np.arange(8), 7)
     assert [(p.number, p.stem, p.samples.tolist()) for p in plans] == [
         (1, "shards/000007-00001", [1, 0]),
         (3, "shards/000007-00003", [5, 6]),
         (4, "shards/000007-00004", [3, 2]),
+        (6, "shards/000007-00006", [7]),
     ]
 
 
@@ -338,3 +467,54 @@ def test_a_copy_begins_anew_with_the_newest_version(here: None, tree: Path, tmp_
     done = only(reshard(source, out, replace(options, new_version=why == "given up")))
     assert done.resumed == 0
     assert done.manifest.source["made_of"]["data_sets"][0]["version"] == 2
+
+
+def test_changes_that_were_taken_back(job: Job, tree: Path) -> None:
+    """Nothing is to be done, and what the night made keeps no other command from the output."""
+    if job.command == "convert":
+        job.night(None)
+    else:
+        for path in tree.glob("?/[0-9]*"):
+            path.unlink()
+    before = everything(job.out)
+    put(tree, {"a/new.png": png(seed=900), "a/newer.png": png(seed=901), "b/bad.png": b""})
+    put(tree, {f"b/more{k}.png": png(seed=910 + k) for k in range(8)})
+    assert job.night() is None
+    for path in (*tree.glob("a/new*"), *tree.glob("b/bad*"), *tree.glob("b/more*")):
+        path.unlink()
+    assert not job.night().made
+    assert sorted(everything(job.out)) == sorted(before)
+    assert only(reshard(job.out, options=ReshardOptions(LayoutOptions(chunk_rows=8), jobs=1))).made
+
+
+def test_what_other_options_began_is_not_given_up(here: None, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(tree, out, OPTIONS)
+    other = replace(OPTIONS, seed=1, new_version=True, max_runtime=SHORT)
+    with pytest.raises(OutOfTimeError):
+        convert(tree, out, other)
+    assert not convert(tree, out, OPTIONS)[0].made
+    assert convert(tree, out, replace(other, max_runtime=None))[0].resumed == 1
+
+
+def test_all_splits_of_a_copy_go_on_with_what_they_were_begun_with(
+    here: None, tree: Path, tmp_path: Path
+) -> None:
+    """Those too of which no shard is finished: a picture that moved to another split would be in two, or in none."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    for split_name in ("train", "val"):
+        shutil.copytree(tree, tmp_path / "splits" / split_name)
+    tree = tmp_path / "splits"
+    convert(tree, source, OPTIONS)
+    options = ReshardOptions(LayoutOptions(chunk_rows=2, shard_mib=OPTIONS.store.shard_mib), jobs=1)
+    with pytest.raises(OutOfTimeError):
+        reshard(source, out, replace(options, max_runtime=SHORT))
+    for moved in tree.glob("val/a/0*"):
+        moved.rename(tree / "train" / "a" / f"moved-{moved.name}")
+    sync(tree, source, SYNC)
+    for version in (1, 2):
+        done = reshard(source, out, options)
+        found = {
+            name: each.manifest.source["made_of"]["data_sets"][0]["version"] for name, each in done.items()
+        }
+        assert found == {"train": version, "val": version}

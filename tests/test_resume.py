@@ -229,7 +229,7 @@ def test_killed_while_publishing(
     with monkeypatch.context() as patch:
         patch.setattr(Unfinished, "place", place)
         patch.setattr(output, "write_manifest", write_manifest)
-        patch.setattr(output.Output, "abandon", lambda self: None)
+        patch.setattr(output.Output, "abandon", lambda *_: None)
         with pytest.raises(Killed):
             convert(tree, tmp_path / "out", OPTIONS)
     written = shards_written(monkeypatch)
@@ -331,7 +331,7 @@ def test_environments_that_changed_in_the_middle_are_no_dead_end(
 def test_options_may_be_others_where_nothing_is_finished(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output.Output, "abandon", lambda self: None)  # as after SIGKILL
+    monkeypatch.setattr(output.Output, "abandon", lambda *_: None)  # as after SIGKILL
     stopped_after(0, monkeypatch, tree, tmp_path / "out")
     assert (tmp_path / "out" / ".shardwright" / "run" / "request.json").exists()
     assert convert(tree, tmp_path / "out", replace(OPTIONS, seed=1))[0].manifest.seed == 1
@@ -341,7 +341,7 @@ def test_the_hidden_folder_may_be_removed(
     here: None, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(tree, tmp_path / "undisturbed", OPTIONS)
-    monkeypatch.setattr(output.Output, "abandon", lambda self: None)  # as after SIGKILL
+    monkeypatch.setattr(output.Output, "abandon", lambda *_: None)  # as after SIGKILL
     stopped_after(2, monkeypatch, tree, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / ".shardwright")
     assert (tmp_path / "out" / "shards").exists()
