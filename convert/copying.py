@@ -141,7 +141,9 @@ class _Copy:
             sums=self._summing.sums() if self._summing else Sums(),
             saved_bytes=self._writer.saved_bytes,
             environment=environment_of(task.decodes),
-            copied={} if task.ids is None else dict(zip(task.ids, task.index.tolist(), strict=True)),
+            copied=dict(zip(task.given["id"].tolist(), task.index.tolist(), strict=True))
+            if "id" in task.given
+            else {},
         )
 
     def _stored(self, span: slice) -> tuple[int, StoredChunk] | None:
