@@ -20,6 +20,7 @@ from shardwright.convert.copy_summary import Copied
 from shardwright.convert.gc import GcOptions, gc
 from shardwright.convert.layouts import LayoutOptions
 from shardwright.convert.merge import MergeOptions, merge
+from shardwright.convert.output import Output
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.repair import repair
 from shardwright.convert.reshard import reshard
@@ -518,3 +519,23 @@ def test_all_splits_of_a_copy_go_on_with_what_they_were_begun_with(
             name: each.manifest.source["made_of"]["data_sets"][0]["version"] for name, each in done.items()
         }
         assert found == {"train": version, "val": version}
+
+
+def test_the_tree_changes_after_publishing_was_cut_short(
+    job: Job, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that had their names already are kept; that of pictures that are gone is not left lying there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "publish", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        with pytest.raises(OutputError):
+            job.night(None)
+    records = unfinished_module.Unfinished(job.out).records()
+    lost = next(record for record in records if record.number == 7)
+    for id in lost.ids:
+        (tree / id).unlink()
+    done = job.night(None)
+    assert done.resumed == len(records) - 1
+    shards = read_manifest(job.out).shards
+    named = {file.name for shard in shards for file in shard.files}
+    assert named == {f"shards/{path.name}" for path in (job.out / "shards").iterdir()}
+    assert_is_the_tree(tree, job.out, tmp_path / "fresh", job.options)
