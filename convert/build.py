@@ -27,7 +27,7 @@ from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.salvage import salvage
 from shardwright.convert.scan import Scan
-from shardwright.convert.space import check_room, full_disk, stored_share
+from shardwright.convert.space import check_room, stored_share, unwritable
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Task, Workers
 from shardwright.convert.write import ShardTask
@@ -309,9 +309,7 @@ def build(
             if isinstance(error, ShardwrightError):
                 raise
             needed = sum(each.bytes_missing() for each in builds)
-            raise full_disk(error, out, needed, published) or OutputError(
-                f"cannot write '{out}': {error.strerror or error}"
-            ) from error
+            raise unwritable(error, out, needed, published) from error
         finally:
             begun = any(each.output.unfinished.shards() for each in builds)
             for each in builds:

@@ -10,13 +10,13 @@ from shardwright.convert.export_part import Part
 from shardwright.convert.export_state import ExportState
 from shardwright.convert.export_summary import Exported
 from shardwright.convert.jobs import COPYING, jobs_allowed
-from shardwright.convert.lock import sole_writer
+from shardwright.convert.lock import data_sets_of, sole_writer
 from shardwright.convert.output import check_paths
 from shardwright.convert.progress import ProgressMaker, Silent
-from shardwright.convert.space import check_room, full_disk
+from shardwright.convert.space import check_room, unwritable
 from shardwright.convert.workers import Workers
 from shardwright.datasets.layout import WORK_FOLDER
-from shardwright.datasets.manifest import data_sets_in, read_manifest
+from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import OutputError, ShardwrightError, SourceError, named
 
 __all__ = ["ExportOptions", "Exported", "dry_run", "export"]
@@ -64,9 +64,7 @@ def export(
             if isinstance(error, ShardwrightError):
                 raise
             needed = sum(part.bytes_at_most() for part in parts)
-            raise full_disk(error, out, needed, done) or OutputError(
-                f"cannot write '{out}': {error.strerror or error}"
-            ) from error
+            raise unwritable(error, out, needed, done) from error
         finally:
             for part in parts:
                 part.state.abandon()
@@ -98,7 +96,7 @@ def dry_run(source: Path, out: Path, options: ExportOptions) -> dict[str, Export
 def _checked(source: Path, out: Path, options: ExportOptions) -> list[Part]:
     """The data sets to export, after looks at source and output that change nothing."""
     check_paths(source, out)
-    folders = data_sets_in(source)
+    folders = data_sets_of(source)
     manifests = {split: read_manifest(folder, options.version) for split, folder in folders.items()}
     splits = [split for split in folders if split]
     if out.is_dir():

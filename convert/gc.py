@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwright.convert.lock import sole_writer
+from shardwright.convert.lock import data_sets_of, sole_writer
 from shardwright.convert.options import UNITS
 from shardwright.convert.output import refuse_links
 from shardwright.convert.unfinished import Unfinished
 from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, WORK_FOLDER, manifest_name
-from shardwright.datasets.manifest import data_sets_in, read_manifest, versions_of
+from shardwright.datasets.manifest import read_manifest, versions_of
 from shardwright.errors import FormatError, OutputError, ShardwrightError, UsageError
 
 _REPORT = re.compile(r"report-(\d{6,})\.jsonl")
@@ -108,7 +108,7 @@ def gc(out: Path, options: GcOptions | None = None) -> dict[str, Garbage]:
         A folder of it is a link, or a file cannot be removed.
     """
     options = options or GcOptions()
-    parts = data_sets_in(out)
+    parts = data_sets_of(out)
     for folder in parts.values():
         read_manifest(folder)  # what is no data set is not even locked
         refuse_links(folder)

@@ -12,10 +12,10 @@ from typing import Any
 
 from shardwright.convert.job import read_job, told_in
 from shardwright.convert.output import refuse_links
-from shardwright.convert.space import full_disk
+from shardwright.convert.space import unwritable
 from shardwright.datasets.layout import SHARDS_FOLDER, SPLIT_NAMES, WORK_FOLDER
-from shardwright.datasets.manifest import sync_folder
-from shardwright.errors import LockedError, OutputError
+from shardwright.datasets.manifest import data_sets_in, sync_folder
+from shardwright.errors import LockedError
 
 # Who only looks whether somebody holds an output does so for an instant: one more try tells it from a writer.
 _TRIES = 4
@@ -45,7 +45,7 @@ def one_writer(out: Path) -> Iterator[None]:
         if isinstance(error, LockedError):
             raise
         _remove_empty(missing)
-        raise _unwritable(error, out) from error
+        raise unwritable(error, out) from error
     try:
         _say_who(fd)
         with told_in(state):
@@ -71,14 +71,6 @@ def _say_who(fd: int) -> None:
         OSError
     ):  # on a full disk `gc` must go on: who holds it is for others to read, and for nothing else
         os.pwrite(fd, json.dumps(holder).encode(), 0)
-
-
-def _unwritable(error: OSError, path: Path) -> OutputError:
-    """That ``path`` cannot be written, why, and the cure."""
-    return full_disk(error, path, 0) or OutputError(
-        f"cannot write '{path}': {error.strerror or error}. Nothing was done: see to its disk and to the right to "
-        "write there, or use another output"
-    )
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -126,6 +118,21 @@ def running_job(out: Path) -> dict[str, Any] | None:
     state = out / WORK_FOLDER
     job = read_job(state)
     return job if job is not None and _is_held(state / "lock") else None
+
+
+def data_sets_of(out: Path) -> dict[str, Path]:
+    """As `data_sets_in`: split -> folder of its data set.
+
+    Raises
+    ------
+    LockedError
+        There is none yet, and another process is making one.
+    """
+    found = data_sets_in(out)
+    lock = out / WORK_FOLDER / "lock"
+    if found == {"": out} and not (out / "manifest.json").exists() and _is_held(lock):
+        raise LockedError(_who(out, lock.read_bytes()))
+    return found
 
 
 def _is_held(path: Path) -> bool:

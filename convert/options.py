@@ -31,9 +31,7 @@ def seconds_of(text: str, what: str) -> float:
     """
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([dhms])", text.strip())
     if not found and text.strip() != "0":
-        raise UsageError(
-            f"{what} is {text!r}, expected a number and its unit, such as 14d, 36h, 90m or 30s; or 0"
-        )
+        raise UsageError(f"{what} is {text!r}, expected a number and its unit, such as 14d, 36h, 90m or 30s")
     return float(found[1]) * UNITS[found[2]] if found else 0.0
 
 
@@ -115,7 +113,7 @@ class RunOptions:
             raise UsageError(f"jobs is {self.jobs}, expected 1 to 4096")
         if self.max_runtime is not None and not 0 < self.max_runtime < 1e9:
             raise UsageError(
-                f"max_runtime is {self.max_runtime}, expected more than 0 and less than a billion seconds"
+                f"max_runtime is {self.max_runtime:g} seconds, expected more than 0 and less than a billion"
             )
 
 
@@ -167,7 +165,9 @@ class ConvertOptions(RunOptions):
         RunOptions.__post_init__(self)
         check_seed(self.seed)
         if not 0 <= self.newer_than_grace < 1e9:
-            raise UsageError(f"newer_than_grace is {self.newer_than_grace}, expected 0 to a billion seconds")
+            raise UsageError(
+                f"newer_than_grace is {self.newer_than_grace:g} seconds, expected 0 to less than a billion"
+            )
         chunk_bytes = self.store.chunk_rows * self.row_bytes
         if chunk_bytes >= 1 << 32:
             raise UsageError(

@@ -15,10 +15,11 @@ from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import PIECED, ShardPlan, decide, plan_shards, plan_with
 from shardwright.convert.records import Finding, ShardRecord, without_class
+from shardwright.convert.report import read_report
 from shardwright.convert.scan import Scan
 from shardwright.convert.workers import Workers
 from shardwright.convert.write import ShardTask
-from shardwright.datasets.layout import Manifest, columns_of
+from shardwright.datasets.layout import Manifest, columns_of, path_to_id
 from shardwright.datasets.reader import Reader
 from shardwright.errors import NAMED, ShardError, SourceError
 
@@ -72,6 +73,7 @@ class PictureBuild(Build):
             and hints is not None
             and hints.fingerprint == self.scan.fingerprint()
             and self.output.holds(newest)
+            and not self._readable_again(newest)
         )
         self.version = decide(newest, unchanged, self.options, self.inputs, str(self.output.folder))
         if self.version is None:
@@ -84,6 +86,23 @@ class PictureBuild(Build):
         everything, nothing = np.arange(len(self.scan)), np.empty(0, np.int64)
         if salvaged := self.salvage(self.scan, everything, nothing):
             self.plans = plan_with(salvaged, len(self.scan), self.version, self.options)
+
+    def _readable_again(self, newest: Manifest) -> bool:
+        """Whether a picture can be read now that could not when ``newest`` was made: rights change no size or time."""
+        if not newest.rejected.get("unreadable"):
+            return False
+        try:
+            findings = read_report(self.output.folder, newest.version)
+        except ValueError:
+            return False  # which they were is not known
+        then = {f.id for f in findings if f.verdict == "rejected" and f.reason == "unreadable"}
+        paths = [path for id, path in zip(self.scan.ids, self.scan.paths, strict=True) if id in then]
+        again = [path for path in paths if _can_be_read(self.scan.root / path)]
+        if again:
+            self.notes.append(
+                f"of the pictures that could not be read, {len(again)} can be now, such as '{path_to_id(again[0])}'"
+            )
+        return bool(again)
 
     def refuse_old_rejects(self) -> None:
         """Raise SourceError if it stays as it is, and pictures of it were rejected."""
@@ -209,6 +228,15 @@ class PictureBuild(Build):
             labels=self.scan.labels[rows],
             hashes=Reader(self.output.folder, manifest).column("source_sha256", np.arange(len(rows))),
         )
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.read(1)
+        return True
+    except OSError:
+        return False
 
 
 def _last(findings: list[Finding]) -> str:

@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.convert.lock import sole_writer
+from shardwright.convert.lock import data_sets_of, sole_writer
 from shardwright.convert.origin import Origin, Pictures, Rows, column_of_damaged, remembered
 from shardwright.convert.output import Output, check_paths, refuse_links
 from shardwright.convert.plan import MADE_OF, SYNCED_FROM, differences
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.retrace import selection_of
-from shardwright.convert.space import check_room, full_disk
+from shardwright.convert.space import check_room, unwritable
 from shardwright.convert.verify import DamagedFile, damaged_files
 from shardwright.convert.workers import Workers
 from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import SHARD_NAME, SHARDS_FOLDER, Manifest, ShardFile
-from shardwright.datasets.manifest import data_sets_in, read_manifest, sync_folder
-from shardwright.errors import NAMED, FormatError, OutputError, ShardwrightError, UsageError, named
+from shardwright.datasets.manifest import read_manifest, sync_folder
+from shardwright.errors import NAMED, FormatError, ShardwrightError, UsageError, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def repair(
         A folder of it is a link, or it cannot be written; what was repaired before that stays so.
     """
     check_paths(source, out)
-    parts = data_sets_in(out)
+    parts = data_sets_of(out)
     found = {}
     for split, folder in parts.items():
         manifest = read_manifest(folder)
@@ -126,9 +126,7 @@ def repair(
             except OSError as error:
                 if isinstance(error, ShardwrightError):
                     raise
-                raise full_disk(error, folder, 0) or OutputError(
-                    f"cannot write '{folder}': {error.strerror or error}. Each file is as it was, or repaired"
-                ) from error
+                raise unwritable(error, folder) from error
             done[split] = work.result()
         return done
 

@@ -7,6 +7,7 @@ from shardwright.convert.build import build
 from shardwright.convert.copy_build import CopyBuild, decided
 from shardwright.convert.copy_plan import CopyPlan, ReshardOptions
 from shardwright.convert.copy_summary import Copied, copied
+from shardwright.convert.lock import data_sets_of
 from shardwright.convert.made_of import to_go_on_with, versions_to_copy
 from shardwright.convert.output import (
     Output,
@@ -18,7 +19,7 @@ from shardwright.convert.output import (
 )
 from shardwright.convert.progress import ProgressMaker, Silent
 from shardwright.datasets.files import CURE
-from shardwright.datasets.manifest import data_sets_in, read_manifest
+from shardwright.datasets.manifest import read_manifest
 from shardwright.errors import OutputError, ShardError, SourceError, named
 
 
@@ -74,7 +75,7 @@ def _checked(source: Path, out: Path | None) -> tuple[Path, dict[str, Path]]:
     check_source(source)
     if out is not None:
         check_paths(source, out)
-    folders = data_sets_in(source)
+    folders = data_sets_of(source)
     for folder in folders.values():
         read_manifest(folder)  # what is no data set is not even locked
         if out is None:

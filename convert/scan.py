@@ -169,7 +169,7 @@ def scan(
     began_ns = time.time_ns()
     rows: list[tuple[str, str, int, Stamp]] = []
     no_class, too_new = [], []
-    for path, entry in _walk(root, skipped):
+    for path, entry in _samples(root, skipped):
         stamp = _stamp(entry)
         # A copy may be given the modification time of its original; that itself is a change.
         if latest_ns is not None and max(stamp[1:3]) > latest_ns:
@@ -227,6 +227,17 @@ def read_class_map(path: Path) -> tuple[str, ...]:
     if twice or not names:
         raise UsageError(f"class map '{path}': " + (f"{twice[0]!r} stands twice" if twice else "it is empty"))
     return names
+
+
+def _samples(root: Path, skipped: Counter[str]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """What `_walk` finds; whatever the system says against it is an error of the source."""
+    try:
+        yield from _walk(root, skipped)
+    except OSError as error:
+        raise SourceError(
+            f"cannot look at '{error.filename or root}': {error.strerror}. A picture must not go missing: mend it, or "
+            "move it away"
+        ) from error
 
 
 def _walk(root: Path, skipped: Counter[str]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:

@@ -64,6 +64,20 @@ def full_disk(
     )
 
 
+def unwritable(
+    error: OSError, out: Path, needed_bytes: int = 0, published: Sequence[str] = ()
+) -> OutputError:
+    """What to say of an ``error`` of writing to ``out``; the other two as in `full_disk`."""
+    full = full_disk(error, out, needed_bytes, published)
+    if full is not None:
+        return full
+    what = f": '{error.filename}'" if error.filename and str(error.filename) != str(out) else ""
+    return OutputError(
+        f"cannot write '{out}'{what}: {error.strerror or error}. See to its disk, to the right to write there, and to "
+        "what lies in the way: the same command then goes on. Or use another output"
+    )
+
+
 def stored_share(task: ShardTask) -> float:
     """Share of its pixels' bytes that a shard will have on disk, from its first chunk; decodes that."""
     pixels = []

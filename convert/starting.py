@@ -55,5 +55,5 @@ def _refuse_too_few_descriptors() -> None:
     if left < _DESCRIPTORS:
         raise ShardwrightError(
             f"too few files may be open at once to start worker processes: at most {allowed}. Raise that with "
-            "`ulimit -n`, or use fewer --jobs"
+            "`ulimit -n`, or use fewer --jobs: the same command goes on where it was"
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.convert.build import build
 from shardwright.convert.hints import Hints, Stamps
+from shardwright.convert.lock import data_sets_of
 from shardwright.convert.options import ConvertOptions, RunOptions
 from shardwright.convert.output import Output, check_output, check_paths
 from shardwright.convert.plan import asked_for
@@ -25,7 +26,7 @@ from shardwright.convert.sync_build import SyncBuild
 from shardwright.convert.sync_plan import plan_sync
 from shardwright.convert.sync_summary import Synced, synced
 from shardwright.datasets.layout import Manifest, columns_of
-from shardwright.datasets.manifest import data_sets_in, read_manifest
+from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.rows import Index
 from shardwright.errors import OutputError, SourceError, UsageError, named
 
@@ -56,7 +57,9 @@ class SyncOptions(RunOptions):
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
         if not 0 <= self.newer_than_grace < 1e9:
-            raise UsageError(f"newer_than_grace is {self.newer_than_grace}, expected 0 to a billion seconds")
+            raise UsageError(
+                f"newer_than_grace is {self.newer_than_grace:g} seconds, expected 0 to less than a billion"
+            )
 
 
 def sync(
@@ -114,7 +117,7 @@ def dry_run(
 def _checked(source: Path, out: Path, options: SyncOptions) -> dict[str, Path]:
     """Split -> data set, after looks at both that change nothing."""
     check_paths(source, out)
-    folders = data_sets_in(out)
+    folders = data_sets_of(out)
     for folder in folders.values():
         read_manifest(folder)
     check_output(out, [split for split in folders if split])

@@ -152,11 +152,15 @@ def replace_file(path: Path, data: bytes, state: Path) -> None:
     ``state`` is a folder on the same file system, where the new file is made.
     """
     partial = state / f"{path.name}.partial"
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

@@ -116,9 +116,17 @@ def _terminable() -> Iterator[None]:
     _restore(before)
 
 
+def settle() -> None:
+    """From now on neither SIGINT nor SIGTERM changes what the process ends with, which is about to."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
-        signal.signal(number, handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # else it is settled
+            signal.signal(number, handler)
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import click
 
 from shardwright import __version__
-from shardwright.group import LOCKED, STOPPED, code_of, printable
+from shardwright.group import LOCKED, STOPPED, code_of, printable, settle
 from shardwright.log import Level, Log, plain
 from shardwright.outcome import Event
 
@@ -128,6 +128,7 @@ class Operation:
                 self._failed(error, code)
             raise
         finally:
+            settle()  # what is said of the end is not to be untrue by a signal that comes behind it
             if code == 0 or self._log.begun:
                 self._log.event("end", code=code, seconds=round(time.monotonic() - began, 1))
 

@@ -91,8 +91,11 @@ def command(
         argv = ["shardwright", *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", argv)
         capsys.readouterr()
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with pytest.raises(SystemExit) as end:
             main(argv[1:], prog_name="shardwright")
+        for number, handler in before.items():  # it leaves them ignored, as its process is about to end
+            signal.signal(number, handler)
         return Ran(int(end.value.code or 0), *capsys.readouterr())
 
     return shardwright

@@ -9,7 +9,7 @@ import pickle
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -26,8 +26,9 @@ from shardwright.convert.store import shard_writer
 from shardwright.convert.write import ShardTask, write_shard
 from shardwright.datasets.ids import id_to_path, path_to_id
 from shardwright.datasets.layout import Storage
+from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.pixels import decode
-from shardwright.errors import OutputError, ShardwrightError, SourceError, UsageError
+from shardwright.errors import OutputError, PictureError, ShardwrightError, SourceError, UsageError
 
 SIZE = 16
 LATIN_1 = "é" if sys.platform == "darwin" else os.fsdecode(b"caf\xe9")
@@ -615,3 +616,29 @@ def test_any_names_are_read_back_through_h5py(here: None, tmp_path: Path) -> Non
         assert class_name == name.split("/")[0]
         np.testing.assert_array_equal(image, decode(pictures[name], SMALL.pixels).pixels)
     assert dict(done.manifest.skipped) == {"hidden": 2, "link-loop": 1}
+
+
+def test_a_picture_that_can_be_read_again_is_taken(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any]
+) -> None:
+    """A right that was given changes neither size nor time. One that still cannot be read makes no version."""
+    tree = put(tmp_path / "src", {f"a/{k}.png": png(seed=k) for k in range(4)})
+    (tree / "a" / "gone.png").symlink_to("nowhere")
+    real = write._read
+
+    def read(path: Path) -> Any:
+        if path.name == "2.png":
+            raise PictureError("unreadable: Permission denied")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "_read", read)
+        assert command("convert", tree, tmp_path / "out", "--size", 8).code == 3
+    ran = command("convert", tree, tmp_path / "out", "--size", 8)
+    assert (ran.code, "1 can be now, such as 'a/2.png'" in ran.err + ran.out) == (3, True), ran
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.version, manifest.rows, manifest.rejected) == (2, 4, {"unreadable": 1})
+    assert command("convert", tree, tmp_path / "out", "--size", 8).code == 0
+    (tmp_path / "out" / "report-000002.jsonl").unlink()  # then it is not known which they were
+    assert command("convert", tree, tmp_path / "out", "--size", 8).code == 0
+    assert read_manifest(tmp_path / "out").version == 2

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawing import jpeg, put
+from drawing import jpeg, png, put
 
 from shardwright.convert import ConvertOptions, PixelOptions, convert, lock, output
 from shardwright.convert.lock import one_writer, sole_writer, split_writer
+from shardwright.convert.space import unwritable
 from shardwright.convert.starting import starting_processes
 from shardwright.convert.workers import Workers
 from shardwright.datasets import open_dataset
-from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.manifest import read_manifest, replace_file
 from shardwright.errors import LockedError, OutputError, ShardwrightError, SourceError
 
 OPTIONS = ConvertOptions(pixels=PixelOptions(size=8))
@@ -155,7 +156,7 @@ def test_a_lock_file_alone_holds_nobody(here: None, tree: Path, tmp_path: Path) 
     [
         (errno.ENOSPC, "the disk is full, .* has .* free.* make room"),
         (errno.EDQUOT, "the quota is used up.* make room"),
-        (errno.EROFS, "Read-only file system. Nothing was done: .* use another output"),
+        (errno.EROFS, "Read-only file system. See to .* use another output"),
     ],
 )
 def test_a_lock_that_cannot_be_made(
@@ -427,3 +428,32 @@ def test_looking_for_descriptors_takes_none_from_others() -> None:
         thread.join()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert failed == []
+
+
+def test_an_output_that_is_only_being_made_is_held(tmp_path: Path, command: Callable[..., Any]) -> None:
+    """By its first conversion: who comes too early need not think that it is no data set."""
+    tree, out = put(tmp_path / "src", {"a/1.png": png()}), tmp_path / "out"
+    for arguments in (["sync", tree, out], ["gc", out], ["reshard", out], ["repair", out, "--source", tree]):
+        with one_writer(out):
+            ran = command(*arguments)
+            assert (ran.code, "is held by process" in ran.err) == (4, True), ran
+        assert not out.exists()
+        assert command(*arguments).code in (1, 2)  # nothing is there
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    error = unwritable(PermissionError(errno.EACCES, "Permission denied", "out/shards/1.h5"), Path("out"))
+    assert str(error).startswith("cannot write 'out': 'out/shards/1.h5': Permission denied. See to its disk")
+    assert "'out': Input/output error. See" in str(
+        unwritable(OSError(errno.EIO, "Input/output error"), Path("out"))
+    )
+
+
+def test_what_was_half_written_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(tmp_path / "manifest.json", b"{}", tmp_path)
+    assert list(tmp_path.iterdir()) == []

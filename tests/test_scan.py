@@ -1,6 +1,7 @@
 """From a tree to samples: what is taken, what is passed over, what is refused."""
 
 import os
+import shutil
 import sys
 import time
 import unicodedata
@@ -332,3 +333,18 @@ def test_the_class_map_of_a_data_set(tmp_path: Path) -> None:
     assert read_class_map(tmp_path / "splits") == known
     with pytest.raises(FormatError, match="no data set"):
         read_class_map(put(tmp_path / "none", {"x": b""}))
+
+
+def test_a_path_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the source, and said so: no picture goes missing in it."""
+    put(tmp_path, {"src/a/x.jpg": jpeg()})
+    monkeypatch.chdir(tmp_path / "src" / "a")
+    for _ in range(20):
+        os.mkdir("d" * 250)
+        os.chdir("d" * 250)
+    try:
+        with pytest.raises(SourceError, match="cannot .*/src/a/ddd.*File name too long"):
+            scan(tmp_path / "src")
+    finally:
+        os.chdir(tmp_path)
+        shutil.rmtree("src")
