@@ -7,8 +7,8 @@ command, to the same bytes.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ import numpy as np
 
 from shardwright.convert.deadline import Deadline
 from shardwright.convert.environment import environment_of
-from shardwright.convert.hints import Stamp
 from shardwright.convert.jobs import COPYING
 from shardwright.convert.lock import sole_writer
 from shardwright.convert.options import RunOptions
@@ -25,15 +24,11 @@ from shardwright.convert.output import Output
 from shardwright.convert.plan import ShardPlan, asked_for, differences, refuse_other_request
 from shardwright.convert.progress import Progress, ProgressMaker
 from shardwright.convert.records import ShardRecord
-from shardwright.convert.salvage import salvage
-from shardwright.convert.scan import Scan
-from shardwright.convert.space import check_room, stored_share, unwritable
+from shardwright.convert.space import check_room, unwritable
 from shardwright.convert.stats import Sums
 from shardwright.convert.workers import Task, Workers
-from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest
 from shardwright.datasets.manifest import read_manifest
-from shardwright.datasets.rows import Index
 from shardwright.errors import OutOfTimeError, OutputError, ShardError, ShardwrightError
 
 
@@ -154,43 +149,6 @@ class Build(ABC):
         """Bytes of pixels that the missing shards have, at most."""
         return sum(len(plan.samples) for plan in self.missing) * self.row_bytes
 
-    def stamps(self) -> dict[str, Stamp]:
-        """id -> the stamp of the picture's file when it was read; nothing of one that could not be."""
-        return {id: stamp for record in self.records for id, stamp in record.stamps.items()}
-
-    def are_as_found(self, record: ShardRecord, plan: ShardPlan, scan: Scan) -> bool:
-        """Whether the pictures of a finished shard are now what they were, those too that could not be read."""
-        now = {scan.ids[at]: scan.stamps.at(at) for at in plan.samples.tolist()}
-        return not record.copied and {**record.unread, **record.stamps} == now
-
-    def with_unread(self, record: ShardRecord, plan: ShardPlan, scan: Scan) -> ShardRecord:
-        """A new record with the stamps of pictures that could not be read: they may be mended before the next run."""
-        ids = ((scan.ids[at], at) for at in plan.samples.tolist())
-        return replace(record, unread={id: scan.stamps.at(at) for id, at in ids if id not in record.stamps})
-
-    def salvage(self, scan: Scan, wanted: Index, moved: Index) -> list[ShardPlan]:
-        """Plans of finished shards of an unfinished run over another source, as far as their pictures still come.
-
-        Parameters
-        ----------
-        wanted, moved
-            (n,), (m,): places of pictures that are to be read, and of those whose pixels are copied.
-        """
-        before, now = self.output.unfinished.request(), self.request()
-        if before is None or before == now or {**before, "found": None} != {**now, "found": None}:
-            return []
-        records, version = self.output.unfinished.records(), now["version"]
-        plans = [
-            *salvage([record for record in records if not record.copied], scan.ids, wanted, version),
-            *salvage([record for record in records if record.copied], scan.ids, moved, version),
-        ]
-        self.salvaged = frozenset(plan.number for plan in plans)
-        return plans
-
-    def began_ns(self, scan_ns: int) -> int:
-        """A time before that any picture was read, in a run before this one too, and before the scan at ``scan_ns``."""
-        return min(scan_ns, self.output.unfinished.begun_ns() or scan_ns)
-
     def refuse_unfinished(self) -> None:
         """Keep finished shards of another run from being thrown away.
 
@@ -238,13 +196,6 @@ Show = Callable[[Build, int], Progress]
 def newest_of(output: Output) -> Manifest | None:
     """The newest version in an output; None where there is none."""
     return read_manifest(output.folder) if (output.folder / "manifest.json").exists() else None
-
-
-def share_of_pictures(workers: Workers, task: ShardTask) -> float:
-    """Share of its pixels' bytes that the shard of ``task`` will have on disk, from its first chunk."""
-    with suppress(ShardwrightError):  # a picture that kills its process is found when its shard is written
-        return workers.call(stored_share, task)
-    return 1.0
 
 
 def build(

@@ -1,23 +1,21 @@
 """A data set that is being made of pictures: a whole source, or a split of it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardwright.convert.build import Build, newest_of, share_of_pictures
+from shardwright.convert.build import newest_of
 from shardwright.convert.changes import Changes, changes
 from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import Hints, Stamps
-from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import PIECED, ShardPlan, decide, plan_shards, plan_with
-from shardwright.convert.records import Finding, ShardRecord, without_class
+from shardwright.convert.records import Finding, without_class
 from shardwright.convert.report import read_report
-from shardwright.convert.scan import Scan
-from shardwright.convert.workers import Workers
+from shardwright.convert.scanned_build import ScannedBuild
 from shardwright.convert.write import ShardTask
 from shardwright.datasets.layout import Manifest, columns_of, path_to_id
 from shardwright.datasets.reader import Reader
@@ -25,36 +23,20 @@ from shardwright.errors import NAMED, ShardError, SourceError
 
 
 @dataclass(slots=True, kw_only=True)
-class PictureBuild(Build):
+class PictureBuild(ScannedBuild):
     """A data set that is being made of pictures.
 
     Attributes
     ----------
-    scan, options
-        What was found of its source, and what is asked for.
-    published
-        What was found in the version that was published: rejects, suspects, duplicates.
     changes
         What that version has, and the one before had not, or else; None for the first one.
     """
 
-    scan: Scan
-    options: ConvertOptions
-    published: list[Finding] = field(default_factory=list)
     changes: Changes | None = None
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.options.image_shape
 
     @property
     def decodes(self) -> bool:
         return True
-
-    @property
-    def inputs(self) -> int:
-        """Pictures in its source, those without a class among them."""
-        return len(self.scan) + len(self.scan.no_class)
 
     def decide(self) -> None:
         """Say which version it will be, and of which shards; changes nothing on disk.
@@ -84,7 +66,7 @@ class PictureBuild(Build):
         if not self.options.new_version:
             self.refuse_unfinished()
         everything, nothing = np.arange(len(self.scan)), np.empty(0, np.int64)
-        if salvaged := self.salvage(self.scan, everything, nothing):
+        if salvaged := self.salvage(everything, nothing):
             self.plans = plan_with(salvaged, len(self.scan), self.version, self.options)
 
     def _readable_again(self, newest: Manifest) -> bool:
@@ -120,28 +102,8 @@ class PictureBuild(Build):
             "found": {"scan": self.scan.fingerprint(), PIECED: bool(self.salvaged)},
         }
 
-    def tasks(self) -> Iterator[ShardTask]:
-        for plan in self.missing:
-            samples = plan.samples.tolist()
-            yield ShardTask(
-                number=plan.number,
-                stem=plan.stem,
-                partial=self.output.work / Path(plan.stem).name,
-                root=self.scan.root,
-                paths=tuple(self.scan.paths[i] for i in samples),
-                ids=tuple(self.scan.ids[i] for i in samples),
-                labels=tuple(self.scan.labels[plan.samples].tolist()),
-                options=self.options,
-            )
-
-    def stored_share(self, workers: Workers) -> float:
-        return share_of_pictures(workers, next(self.tasks()))
-
-    def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
-        return self.are_as_found(record, plan, self.scan)
-
-    def completed(self, record: ShardRecord, plan: ShardPlan) -> ShardRecord:
-        return self.with_unread(record, plan, self.scan)
+    def task(self, plan: ShardPlan) -> ShardTask:
+        return self.from_pictures(plan)
 
     def findings(self) -> list[Finding]:
         """What was rejected or suspect, so far."""
@@ -221,7 +183,7 @@ class PictureBuild(Build):
         seen = self.stamps()
         return Hints(
             fingerprint=self.scan.fingerprint(),
-            began_ns=self.began_ns(self.scan.began_ns),
+            began_ns=self.began_ns(),
             rows=len(rows),
             ids=[self.scan.ids[k] for k in everything.tolist()],
             stamps=Stamps.of([seen.get(self.scan.ids[k]) for k in everything.tolist()]),

@@ -1,29 +1,26 @@
 """A data set that is being brought up to date: its shards stay, rows of them go, new shards come."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.convert.build import Build, share_of_pictures
 from shardwright.convert.copying import CopyTask
 from shardwright.convert.duplicates import duplicates
 from shardwright.convert.hints import Hints, Stamps
-from shardwright.convert.options import ConvertOptions
 from shardwright.convert.output import counted
 from shardwright.convert.plan import MADE_OF, SYNCED_FROM, ShardPlan, deal, differences
 from shardwright.convert.records import Finding, ShardRecord, without_class
 from shardwright.convert.rowsource import RowSource, SourceRows
-from shardwright.convert.scan import Scan
+from shardwright.convert.scanned_build import ScannedBuild
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.sync_plan import SyncPlan
-from shardwright.convert.workers import Task, Workers
-from shardwright.convert.write import ShardTask
+from shardwright.convert.workers import Task
 from shardwright.datasets.files import CURE
 from shardwright.datasets.layout import Manifest, Shard, id_to_path
 from shardwright.datasets.reader import Reader
@@ -35,33 +32,26 @@ _TOGETHER = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class SyncBuild(Build):
+class SyncBuild(ScannedBuild):
     """A data set that is being brought up to date.
 
     Attributes
     ----------
-    scan, options
-        What was found of its source, in a class map with new classes behind the old; and how pictures become rows.
+    scan
+        In a class map with new classes behind the old.
     before, known, plan
         Its newest version; what was known of its source then; and what became of that.
     findings_before
         What the report of that version says.
-    published, hints
-        What was found in the version that was published, and what is known of its source.
+    hints
+        What is known of the source of the version that was published.
     """
 
-    scan: Scan
-    options: ConvertOptions
     before: Manifest
     known: Hints
     plan: SyncPlan
     findings_before: Sequence[Finding] = ()
-    published: list[Finding] = field(default_factory=list)
     hints: Hints | None = None
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.options.image_shape
 
     @property
     def decodes(self) -> bool:
@@ -94,7 +84,7 @@ class SyncBuild(Build):
         order = np.random.Generator(np.random.PCG64([self.options.seed, self.version]))
         fresh = self.plan.fresh[order.permutation(len(self.plan.fresh))]
         self.plans = deal([fresh, self.plan.moved], rows, self.version)
-        if salvaged := self.salvage(self.scan, self.plan.fresh, self.plan.moved):
+        if salvaged := self.salvage(self.plan.fresh, self.plan.moved):
             done = np.concatenate([plan.samples for plan in salvaged])
             rest = [places[np.isin(places, done, invert=True)] for places in (fresh, self.plan.moved)]
             new = deal(rest, rows, self.version, self.salvaged)
@@ -144,39 +134,27 @@ class SyncBuild(Build):
             },
         }
 
-    def tasks(self) -> Iterator[Task]:
-        for plan in self.missing:
-            places = plan.samples.tolist()
-            partial = self.output.work / Path(plan.stem).name
-            ids = tuple(self.scan.ids[at] for at in places)
-            labels = tuple(self.scan.labels[plan.samples].tolist())
-            if self._is_moved(plan):
-                yield CopyTask(
-                    number=plan.number,
-                    stem=plan.stem,
-                    partial=partial,
-                    sources=(RowSource(self.output.folder, self.before.version),),
-                    index=self._moved_from(plan),
-                    columns=tuple(c.name for c in self.before.columns if c.kind != "image"),
-                    store=self.options.store,
-                    same_saving=True,
-                    size=None,
-                    resample="bilinear",
-                    sums=True,
-                    decodes=self.decodes,
-                    given={"id": np.array(ids, object), "label": np.array(labels, np.int64)},
-                )
-            else:
-                yield ShardTask(
-                    number=plan.number,
-                    stem=plan.stem,
-                    partial=partial,
-                    root=self.scan.root,
-                    paths=tuple(self.scan.paths[at] for at in places),
-                    ids=ids,
-                    labels=labels,
-                    options=self.options,
-                )
+    def task(self, plan: ShardPlan) -> Task:
+        if not self._is_moved(plan):
+            return self.from_pictures(plan)
+        return CopyTask(
+            number=plan.number,
+            stem=plan.stem,
+            partial=self.output.work / Path(plan.stem).name,
+            sources=(RowSource(self.output.folder, self.before.version),),
+            index=self._moved_from(plan),
+            columns=tuple(c.name for c in self.before.columns if c.kind != "image"),
+            store=self.options.store,
+            same_saving=True,
+            size=None,
+            resample="bilinear",
+            sums=True,
+            decodes=self.decodes,
+            given={
+                "id": np.array([self.scan.ids[at] for at in plan.samples.tolist()], object),
+                "label": self.scan.labels[plan.samples],
+            },
+        )
 
     def _is_moved(self, plan: ShardPlan) -> bool:
         return bool(np.isin(plan.samples[0], self.plan.moved))
@@ -185,13 +163,9 @@ class SyncBuild(Build):
         found: Index = self.plan.moved_from[np.searchsorted(self.plan.moved, plan.samples)]
         return found
 
-    def stored_share(self, workers: Workers) -> float:
-        task = next((task for task in self.tasks() if isinstance(task, ShardTask)), None)
-        return 1.0 if task is None else share_of_pictures(workers, task)
-
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
         if not self._is_moved(plan):
-            return self.are_as_found(record, plan, self.scan)
+            return ScannedBuild.fits(self, record, plan)
         ids = [self.scan.ids[at] for at in plan.samples.tolist()]
         return (
             record.shard is not None
@@ -200,7 +174,7 @@ class SyncBuild(Build):
         )
 
     def completed(self, record: ShardRecord, plan: ShardPlan) -> ShardRecord:
-        return record if self._is_moved(plan) else self.with_unread(record, plan, self.scan)
+        return record if self._is_moved(plan) else ScannedBuild.completed(self, record, plan)
 
     def findings(self) -> list[Finding]:
         """What is rejected or suspect: of rows that stay as they were, and of new ones."""
@@ -260,7 +234,7 @@ class SyncBuild(Build):
             source={
                 # How many of the pictures that stay are animated is not known.
                 **{key: value for key, value in source.items() if key not in (MADE_OF, "animated")},
-                "files": len(self.scan) + len(self.scan.no_class),
+                "files": self.inputs,
                 "bytes": int(self.scan.sizes.sum()),
                 "pixels_environment": environments[0] if len(environments) == 1 else environments,
                 SYNCED_FROM: self.before.version,
@@ -359,7 +333,7 @@ class SyncBuild(Build):
         rejected = [*made[is_lost].tolist(), *self.plan.rejected.tolist()]
         return Hints(
             fingerprint=self.scan.fingerprint() if seen.all() else "",
-            began_ns=self.began_ns(self.scan.began_ns),
+            began_ns=self.began_ns(),
             rows=manifest.rows,
             ids=[
                 *(self.known.ids[row] for row in kept.tolist()),
