@@ -89,7 +89,8 @@ def build(folder: Path, images: int) -> None:
         options={"chunk_rows": CHUNK_ROWS, "compression": "lzf", "min_saving": 0.35},
     )
     labels = np.zeros(images, np.int64)
-    output.publish(manifest, [], Hints("", 0, images, ids, Stamps.unknown(images), labels, digests))
+    output.accompany(manifest, [], Hints("", 0, images, ids, Stamps.unknown(images), labels, digests))
+    output.publish(manifest)
     output.abandon()
 
 

@@ -66,7 +66,8 @@ def write(folder: Path) -> None:
         stats=Stats((0.0,) * 3, (1.0,) * 3),
         options={"chunk_rows": 32},
     )
-    output.publish(manifest, [], None)
+    output.accompany(manifest, [], None)
+    output.publish(manifest)
     output.abandon()
 
 

@@ -106,8 +106,12 @@ class Build(ABC):
         """
 
     @abstractmethod
-    def publish(self, manifest: Manifest) -> Manifest:
-        """Publish it, of which all shards are placed; what is found in them is added to the manifest."""
+    def accompany(self, manifest: Manifest) -> Manifest:
+        """Write what goes with the version, of which all shards are placed; its manifest with what is found in them."""
+
+    def look_back(self, manifest: Manifest) -> None:
+        """Compare the version, which is published, with the one before."""
+        return
 
     def fits(self, record: ShardRecord, plan: ShardPlan) -> bool:
         """Whether a finished shard of an earlier run can be what ``plan`` says."""
@@ -247,15 +251,16 @@ def build(
                     _write(todo, out, workers, show, deadline)
             for each in todo:
                 each.conclude()
-            manifests = [None if each.version is None else each.manifest() for each in builds]
-            done: list[tuple[AnyBuild, Manifest | None]] = []
-            for each, manifest in zip(builds, manifests, strict=True):
-                if manifest is not None:
-                    each.output.place(manifest)
-                    manifest = each.publish(manifest)
-                    published.append(str(each.output.folder))
-                done.append((each, manifest))
-            return done
+            made = {k: each.manifest() for k, each in enumerate(builds) if each.version is not None}
+            for k, manifest in made.items():
+                builds[k].output.place(manifest)
+                made[k] = builds[k].accompany(manifest)
+            for k, manifest in made.items():  # splits at once, as far as may be: what takes time was done
+                builds[k].output.publish(manifest)
+                published.append(str(builds[k].output.folder))
+            for k, manifest in made.items():
+                builds[k].look_back(manifest)
+            return [(each, made.get(k)) for k, each in enumerate(builds)]
         except OSError as error:
             if isinstance(error, ShardwrightError):
                 raise

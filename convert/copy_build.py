@@ -150,7 +150,7 @@ class CopyBuild(Build):
             environment=environment,
         )
 
-    def publish(self, manifest: Manifest) -> Manifest:
+    def accompany(self, manifest: Manifest) -> Manifest:
         findings = self.findings
         if not self.all_rows:
             reader, rows = Reader(self.output.folder, manifest), np.arange(manifest.rows)
@@ -161,7 +161,7 @@ class CopyBuild(Build):
             manifest = replace(
                 manifest, suspect=counted(findings, "suspect"), duplicates=counted(findings, "duplicate")
             )
-        self.output.publish(manifest, findings, self.hints)
+        self.output.accompany(manifest, findings, self.hints)
         return manifest
 
 

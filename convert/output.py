@@ -186,11 +186,14 @@ class Output:
             self.unfinished.place(file)
         sync_folder(self.folder / SHARDS_FOLDER)
 
-    def publish(self, manifest: Manifest, findings: Sequence[Finding], hints: Hints | None) -> None:
-        """Write report and manifest of a version whose shards are placed: from then on readers see it."""
+    def accompany(self, manifest: Manifest, findings: Sequence[Finding], hints: Hints | None) -> None:
+        """Write what goes with a version whose shards are placed: its report, and what is known of its source."""
         lines = "".join(json.dumps(asdict(f)) + "\n" for f in sorted(findings, key=lambda f: f.id))
         replace_file(self.folder / report_name(manifest.version), lines.encode(), self.state)
         self.remember(manifest, hints or Hints.nothing())
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write the manifest of a version that has all else: from then on readers see it."""
         write_manifest(self.folder, manifest)
         self.unfinished.forget()
 

@@ -160,18 +160,20 @@ class PictureBuild(ScannedBuild):
             environment=next(record.environment for record in records if record.shard is not None),
         )
 
-    def publish(self, manifest: Manifest) -> Manifest:
+    def accompany(self, manifest: Manifest) -> Manifest:
         hints = self._hints(manifest)
         same = duplicates(hints.ids, hints.labels, hints.hashes)
         manifest = replace(manifest, duplicates=counted(same, "duplicate"))
         self.published = self.findings() + same
-        self.output.publish(manifest, self.published, hints)
+        self.output.accompany(manifest, self.published, hints)
+        return manifest
+
+    def look_back(self, manifest: Manifest) -> None:
         if self.newest is not None:
             try:
                 self.changes = changes(self.output.folder, self.newest, manifest)
             except ShardError as error:
                 self.notes.append(f"what changed cannot be said: {error}")
-        return manifest
 
     def _hints(self, manifest: Manifest) -> Hints:
         """What its pictures were, those of its rows first."""

@@ -282,12 +282,12 @@ class SyncBuild(ScannedBuild):
                 summing.add(image)
         return summing.sums()
 
-    def publish(self, manifest: Manifest) -> Manifest:
+    def accompany(self, manifest: Manifest) -> Manifest:
         self.hints = hints = self._hints(manifest)
         same = duplicates(hints.ids, hints.labels, hints.hashes)
         manifest = replace(manifest, duplicates=counted(same, "duplicate"))
         self.published = self.findings() + same
-        self.output.publish(manifest, self.published, hints)
+        self.output.accompany(manifest, self.published, hints)
         return manifest
 
     def remember(self) -> None:

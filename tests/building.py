@@ -109,7 +109,8 @@ def build(
         stats=Stats(*(tuple(f(images[living], axis=(0, 1, 2)).tolist()) for f in (np.mean, np.std))),
         options={"chunk_rows": chunk_rows},
     )
-    output.publish(manifest, [], None)
+    output.accompany(manifest, [], None)
+    output.publish(manifest)
     output.abandon()
     return Built(
         folder,
@@ -132,7 +133,9 @@ def publish_next(built: Built, keep: int) -> Manifest:
     shards = (*built.manifest.shards[:keep], replace(last, files=tuple(files)))
     rows = sum(shard.living_rows for shard in shards)
     manifest = replace(built.manifest, version=version, shards=shards, rows=rows)
-    Output(folder).publish(manifest, [], None)
+    output = Output(folder)
+    output.accompany(manifest, [], None)
+    output.publish(manifest)
     return manifest
 
 

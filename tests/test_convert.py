@@ -21,6 +21,8 @@ from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from PIL import Image
 
 from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, write
+from shardwright.convert.output import Output
+from shardwright.convert.picture_build import PictureBuild
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.store import shard_writer
 from shardwright.convert.write import ShardTask, write_shard
@@ -642,3 +644,30 @@ def test_a_picture_that_can_be_read_again_is_taken(
     (tmp_path / "out" / "report-000002.jsonl").unlink()  # then it is not known which they were
     assert command("convert", tree, tmp_path / "out", "--size", 8).code == 0
     assert read_manifest(tmp_path / "out").version == 2
+
+
+def test_splits_are_published_together(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that takes time lies between the manifests of two of them."""
+    tree = put(
+        tmp_path / "src", {f"{part}/a/{k}.png": png(seed=k) for part in ("train", "val") for k in range(3)}
+    )
+    options = ConvertOptions(PixelOptions(size=8), jobs=1)
+    convert(tree, tmp_path / "out", options)
+    put(tree, {f"{part}/a/new.png": png(seed=9) for part in ("train", "val")})
+    steps = []
+
+    def noted(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def note(self: Any, *rest: Any) -> Any:
+            steps.append(name)
+            return real(self, *rest)
+
+        monkeypatch.setattr(owner, name, note)
+
+    for name in ("place", "accompany", "publish"):
+        noted(Output, name)
+    noted(PictureBuild, "look_back")
+    convert(tree, tmp_path / "out", options)
+    made = ["place", "accompany"]
+    assert steps == [*made, *made, "publish", "publish", "look_back", "look_back"]
