@@ -225,11 +225,13 @@ class _Copy:
 
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
         task = self._task
-        columns = dict(task.given)
-        for name in task.columns:
-            if name == "id" and name not in columns:
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for name in task.columns:  # in their order, which the bytes depend on
+            if name in task.given:
+                columns[name] = task.given[name]
+            elif name == "id":
                 columns[name] = self._rows.ids_like(task.known, task.index)
-            elif name not in columns:
+            else:
                 columns[name] = self._rows.column(name, task.index)
         if self._task.size is not None:
             columns["crc32"] = np.array(self._crcs, np.uint32)

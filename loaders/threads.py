@@ -87,12 +87,15 @@ class _Crew:
         self.cold = True  # until a number of tasks found their bytes in memory
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._torch_threads = torch.get_num_threads()
+        self._settled = threading.Semaphore(0)
         self._threads = [
             threading.Thread(target=self._work, name=f"shardwright-read-{i}", daemon=True)
             for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
+        for _ in self._threads:  # else threads that others begin meanwhile would have what ours have
+            self._settled.acquire()
 
     def do(self, task: _Task) -> None:
         """Have some thread do ``task``; without threads, do it now."""
@@ -122,7 +125,10 @@ class _Crew:
         return "; ".join(stacks_of_threads(self._threads))
 
     def _work(self) -> None:
-        _stay_in_this_thread(self._torch_threads)
+        try:
+            _stay_in_this_thread(self._torch_threads)
+        finally:
+            self._settled.release()
         while (task := self._tasks.get()) is not None:
             try:
                 self._do(task)

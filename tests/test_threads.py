@@ -239,7 +239,7 @@ def test_cold_files_are_read_all_the_same(built: Built) -> None:
     assert not dataset.reader.will_need(np.arange(400))
 
 
-def test_torchs_threads_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_torchs_threads_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading threads use one each; this thread, and those that begin later, have what they had."""
     dataset = open_dataset(build(tmp_path / "set").folder)
     found: list[int] = []
@@ -252,6 +252,13 @@ def test_torchs_threads_of_others_are_left_alone(tmp_path: Path) -> None:
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
+    real = torch.set_num_threads
+
+    def slow(number: int) -> None:
+        real(number)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(torch, "set_num_threads", slow)
     try:
         loader = make_loader(dataset, 8, collate_fn=collate_fn, options=LoaderOptions(workers=2))
         inside = []
@@ -267,7 +274,7 @@ def test_torchs_threads_of_others_are_left_alone(tmp_path: Path) -> None:
         assert set(found) == {3}
         assert torch.get_num_threads() == 3
     finally:
-        torch.set_num_threads(before)
+        real(before)
 
 
 def test_pinned_memory_that_is_kept_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
