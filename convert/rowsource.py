@@ -91,18 +91,20 @@ class SourceRows:
 
     @cached_property
     def known(self) -> Known | None:
-        """Ids of all rows as they are known beside the shards; None where they are not."""
+        """Ids of all rows as they are known beside the shards; None where they are not, or nothing can confirm them."""
         ids, digests = [], []
         for k, hints in enumerate(self.hints):
-            if hints is None:
+            kinds = {column.name: column.kind for column in self.manifests[k].columns}
+            if hints is None or kinds.get("source_sha256") != "sha256":
                 return None
             ids.append(self._translated(k, "id", np.array(hints.ids[: hints.rows], object)))
             digests.append(hints.hashes)
         return Known(np.concatenate(ids), np.concatenate(digests))
 
     def ids(self, index: Index) -> list[str]:
-        """The ids at ``index``; of what is known beside the shards no shard is read."""
-        return list((self.column("id", index) if self.known is None else self.known.ids[index]).tolist())
+        """The ids at ``index``, as `ids_like` has them of what is known beside the shards."""
+        known = None if self.known is None else self.known.taking(index)
+        return list(self.ids_like(known, index).tolist())
 
     def ids_like(self, known: Known | None, index: Index) -> Array:
         """The ids at ``index`` (n,), as objects of str: those ``known``, if of the pictures that the shards name.

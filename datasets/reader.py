@@ -173,7 +173,11 @@ class Reader:
         self._check(places.slot, out)
 
     def stored_chunk(self, index: Index) -> StoredChunk | None:
-        """The chunk of which all rows stand at ``index`` (n,), in order; None where there is none, or in npy."""
+        """The chunk of which all rows stand at ``index`` (n,), in order; None where there is none, or in npy.
+
+        None too where it says that it is compressed, and is not smaller: then a bit of the file flipped, which nothing
+        but its decoding tells.
+        """
         if self.manifest.storage != "hdf5":
             return None
         places = self._locate(index)
@@ -183,6 +187,8 @@ class Reader:
         rows = min(chunk_rows, self.manifest.shards[number].rows - row)
         together = len(index) == rows and (places.chunk == first).all()
         if not together or (places.row_in_chunk != np.arange(rows)).any():
+            return None
+        if self._compressed[first] and self._size[first] >= chunk_rows * self.row_bytes:
             return None
         return StoredChunk(
             number, first, row, rows, chunk_rows, self._codec[number], bool(self._compressed[first])
