@@ -1046,6 +1046,24 @@ def test_a_chunk_is_not_moved_as_what_it_is_not(here: None, tmp_path: Path, dama
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["label", "crc32", "source_shape", "source_sha256"])
+def test_zeros_in_place_of_a_column_are_not_taken(here: None, tmp_path: Path, name: str) -> None:
+    """What a disk lost has the checksum of zeros, which is zero: it would get a right hash in the new version."""
+    manifest = converted(tmp_path, "src")[0]
+    path = tmp_path / "src" / manifest.shards[-1].files[0].name
+    with h5py.File(path) as h5:
+        assert h5["label"][...].any()
+        chunk = h5[name].id.get_chunk_info(0)
+    with open(path, "r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(bytes(chunk.size))
+    with h5py.File(path) as h5:
+        assert not h5[name][...].any()
+    with pytest.raises(ShardError, match="the source is damaged.*SHA-256"):
+        reshard(tmp_path / "src", tmp_path / "out", asked())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_black_pictures_are_moved(here: None, tmp_path: Path) -> None:
     """Their checksum is that of what a disk lost, and they are not."""
     put(tmp_path / "tree" / "a", {"1.png": png(1, 8)})
