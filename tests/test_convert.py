@@ -20,7 +20,15 @@ import pytest
 from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from PIL import Image
 
-from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, write
+from shardwright.convert import (
+    Conversion,
+    ConvertOptions,
+    PixelOptions,
+    StoreOptions,
+    convert,
+    picture_build,
+    write,
+)
 from shardwright.convert.records import ShardRecord
 from shardwright.convert.store import shard_writer
 from shardwright.convert.write import ShardTask, write_shard
@@ -642,3 +650,31 @@ def test_a_picture_that_can_be_read_again_is_taken(
     (tmp_path / "out" / "report-000002.jsonl").unlink()  # then it is not known which they were
     assert command("convert", tree, tmp_path / "out", "--size", 8).code == 0
     assert read_manifest(tmp_path / "out").version == 2
+
+
+def test_a_picture_of_which_the_end_cannot_be_read_makes_no_version(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk gives the first bytes of it each night, and no more."""
+
+    class Failing(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(4)
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        return Failing(path) if Path(path).name == "2.png" else open(path, *arguments, **options)
+
+    def read(path: Path) -> Any:
+        if path.name == "2.png":
+            raise PictureError("unreadable: Input/output error")
+        return real(path)
+
+    tree = put(tmp_path / "src", {f"a/{k}.png": png(seed=k) for k in range(4)})
+    real = write._read
+    monkeypatch.setattr(write, "_read", read)
+    monkeypatch.setattr(picture_build, "open", opened, raising=False)
+    assert convert(tree, tmp_path / "out", SMALL)[0].manifest.rejected == {"unreadable": 1}
+    again = convert(tree, tmp_path / "out", SMALL)[0]
+    assert (again.made, again.manifest.version) == (False, 1)
