@@ -475,3 +475,20 @@ def test_what_was_half_written_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space"):
         replace_file(tmp_path / "manifest.json", b"{}", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_either_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that failed is made read-only by some systems."""
+
+    def unlink(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_file(tmp_path / "manifest.json", b"{}", tmp_path)
