@@ -169,7 +169,8 @@ class _Copy:
             raise RuntimeError("chunks go to HDF5 alone")
         mask = int(self._task.store.codec == "lzf" and not found[1].compressed)
         data = self._rows.read_stored(*found)
-        if not data[-CHECKSUM_BYTES:].any():  # that of zeros is zero: they may be what a disk lost
+        # That of zeros is zero: they may be what a disk lost.
+        if found[1].compressed and not data[-CHECKSUM_BYTES:].any():
             pixels = np.empty((span.stop - span.start, self._row_bytes), np.uint8)
             self._rows.images(self._task.index[span], pixels)
             data = self._rows.read_stored(*found)

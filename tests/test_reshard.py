@@ -1022,21 +1022,31 @@ def test_ids_that_are_known_without_a_digest_in_the_shards(here: None, tmp_path:
     assert list(rows_of(tmp_path / "out")) == list(rows)
 
 
-@pytest.mark.parametrize("damage", ["mask", "address", "zeros"])
+@pytest.mark.parametrize("damage", ["mask", "address", "zeros", "white", "packed"])
 def test_a_chunk_is_not_moved_as_what_it_is_not(here: None, tmp_path: Path, damage: str) -> None:
     """Its checksum is right, and it is another's, or a bit beside it flipped: it would get a right hash."""
     tree = put(tmp_path / "tree", {f"a/{k}.png": png(k) for k in range(16)})
+    for k in range(16):  # noise below white
+        with Image.open(tree / "a" / f"{k}.png") as image:
+            white = image.convert("RGB")
+        white.paste((255, 255, 255), (0, 0, 16, 4) if damage != "packed" else (0, 0, 16, 15))
+        white.save(tree / "a" / f"{k}.png")
     options = ConvertOptions(PixelOptions(size=16), StoreOptions(chunk_rows=4, shard_mib=1.0), jobs=1)
     manifest = convert(tree, tmp_path / "src", options)[0].manifest
     path = tmp_path / "src" / manifest.shards[0].files[0].name
     with h5py.File(path) as h5:
         first, second = (h5["image"].id.get_chunk_info(k) for k in (0, 1))
-    assert (first.filter_mask, second.filter_mask, first.size) == (1, 1, second.size)
+    raw = int(damage != "packed")
+    assert (first.filter_mask, second.filter_mask) == (raw, raw)
     data = path.read_bytes()
     if damage == "mask":
         old, new = (struct.pack("<II", first.size, mask) for mask in (1, 0))
     elif damage == "address":
         old, new = (struct.pack("<Q", chunk.byte_offset) for chunk in (second, first))
+    elif damage == "white":
+        old = data[first.byte_offset :][: 16 * 16 * 3]
+        new = bytes(16 * 4 * 3) + old[16 * 4 * 3 :]
+        assert old.startswith(b"\xff" * (16 * 4 * 3))
     else:
         old, new = data[first.byte_offset :][: first.size], bytes(first.size)
     assert old in data
