@@ -175,8 +175,8 @@ class Reader:
     def stored_chunk(self, index: Index) -> StoredChunk | None:
         """The chunk of which all rows stand at ``index`` (n,), in order; None where there is none, or in npy.
 
-        None too where it says that it is compressed, and is not smaller: then a bit of the file flipped, which nothing
-        but its decoding tells.
+        None too where it says that LZF packed it, and is not smaller: a bit of the file flipped, which nothing but its
+        decoding tells.
         """
         if self.manifest.storage != "hdf5":
             return None
@@ -188,7 +188,8 @@ class Reader:
         together = len(index) == rows and (places.chunk == first).all()
         if not together or (places.row_in_chunk != np.arange(rows)).any():
             return None
-        if self._compressed[first] and self._size[first] >= chunk_rows * self.row_bytes:
+        is_smaller = self._size[first] < chunk_rows * self.row_bytes
+        if self._compressed[first] and self._codec[number] == "lzf" and not is_smaller:
             return None
         return StoredChunk(
             number, first, row, rows, chunk_rows, self._codec[number], bool(self._compressed[first])

@@ -1287,7 +1287,7 @@ def test_killed_while_publishing(
     with monkeypatch.context() as patch:
         patch.setattr(Unfinished, "place", counted(Unfinished.place))
         patch.setattr("shardwright.datasets.manifest.replace_file", counted(_replace_file))
-        patch.setattr("shardwright.convert.output.Output.abandon", lambda self: None)
+        patch.setattr("shardwright.convert.output.Output.abandon", lambda *_: None)
         with pytest.raises(Killed):
             reshard(*where[1], options)
     written = shards_written(monkeypatch)
