@@ -22,6 +22,7 @@ from shardwright.convert.rowsource import Known, RowSource, SourceRows
 from shardwright.convert.stats import Summing, Sums
 from shardwright.convert.store import H5Writer, ShardWriter, shard_file, shard_writer
 from shardwright.datasets.buffers import aligned
+from shardwright.datasets.codecs import CHECKSUM_BYTES
 from shardwright.datasets.fit import Resample, fitted
 from shardwright.datasets.layout import Shard
 from shardwright.datasets.reader import StoredChunk
@@ -167,7 +168,13 @@ class _Copy:
         if not isinstance(self._writer, H5Writer):
             raise RuntimeError("chunks go to HDF5 alone")
         mask = int(self._task.store.codec == "lzf" and not found[1].compressed)
-        self._writer.append(self._rows.read_stored(*found), mask, span.stop - span.start)
+        data = self._rows.read_stored(*found)
+        # That of zeros is zero: they may be what a disk lost.
+        if found[1].compressed and not data[-CHECKSUM_BYTES:].any():
+            pixels = np.empty((span.stop - span.start, self._row_bytes), np.uint8)
+            self._rows.images(self._task.index[span], pixels)
+            data = self._rows.read_stored(*found)
+        self._writer.append(data, mask, span.stop - span.start)
 
     def _recut(self, spans: list[slice]) -> None:
         """Read the rows of these chunks, which follow on one another, and write them."""

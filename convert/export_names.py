@@ -68,7 +68,7 @@ def numbers_shift(classes: Sequence[str], folders: Sequence[str | None]) -> bool
 
 
 def class_map_text(classes: Sequence[str]) -> str | None:
-    """The text of the class map file, as ``convert --classes`` reads it; None where a name cannot be a line.
+    """The text of the class map file, as ``convert --classes`` reads it; None where a name cannot be a line of UTF-8.
 
     It must not begin as a picture does (``BM``, as in BMW): then it begins with an empty line.
     """
@@ -76,6 +76,10 @@ def class_map_text(classes: Sequence[str]) -> str | None:
     if [line.removesuffix("\n") for line in StringIO(text, newline=None)] != [*classes]:
         return None
     if not all(name.strip() for name in classes):
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         return None
     return "\n" + text if text.startswith(("BM", "GIF8", "RIFF", "\ufeff")) else text
 

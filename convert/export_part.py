@@ -141,7 +141,9 @@ class Part:
             refuse_twins(self._paths)
         text = class_map_text(self.manifest.classes)
         if text is None:
-            self.notes.append(f"a class name has a line break or is blank: there is no {CLASSES_FILE}")
+            self.notes.append(
+                f"a class name has a line break, is blank or no UTF-8: there is no {CLASSES_FILE}"
+            )
         else:
             (self.state.tree / CLASSES_FILE).write_bytes(text.encode())
         known = [unit for unit in found if unit.number < len(units)]

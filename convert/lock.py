@@ -131,7 +131,9 @@ def data_sets_of(out: Path) -> dict[str, Path]:
     found = data_sets_in(out)
     lock = out / WORK_FOLDER / "lock"
     if found == {"": out} and not (out / "manifest.json").exists() and _is_held(lock):
-        raise LockedError(_who(out, lock.read_bytes()))
+        with suppress(FileNotFoundError):  # it came to its end meanwhile
+            raise LockedError(_who(out, lock.read_bytes()))
+        return data_sets_in(out)
     return found
 
 

@@ -21,6 +21,8 @@ from shardwright.datasets.layout import Manifest, columns_of, path_to_id
 from shardwright.datasets.reader import Reader
 from shardwright.errors import NAMED, ShardError, SourceError
 
+_READ_BYTES = 1 << 20
+
 
 @dataclass(slots=True, kw_only=True)
 class PictureBuild(ScannedBuild):
@@ -195,9 +197,11 @@ class PictureBuild(ScannedBuild):
 
 
 def _can_be_read(path: Path) -> bool:
+    """All of it: else each run would make a version for a picture that a disk gives the first bytes of."""
     try:
         with open(path, "rb", buffering=0) as file:
-            file.read(1)
+            while file.read(_READ_BYTES):
+                pass
         return True
     except OSError:
         return False

@@ -46,14 +46,15 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Ids of n rows, as objects of str, and uint8 (n, 32), the SHA-256 of their pictures."""
+    """Of n rows: ids as objects of str, uint8 (n, 32) SHA-256 of their pictures, and int64 (n,) labels."""
 
     ids: Array
     digests: Array
+    labels: Array
 
     def taking(self, index: Index) -> "Known":
         """Those at ``index``."""
-        return Known(self.ids[index], self.digests[index])
+        return Known(self.ids[index], self.digests[index], self.labels[index])
 
 
 def damaged_source(folder: Path, damage: Sequence[str]) -> ShardError:
@@ -91,27 +92,43 @@ class SourceRows:
 
     @cached_property
     def known(self) -> Known | None:
-        """Ids of all rows as they are known beside the shards; None where they are not."""
-        ids, digests = [], []
+        """Ids of all rows as they are known beside the shards; None where they are not, or nothing can confirm them."""
+        ids, digests, labels = [], [], []
         for k, hints in enumerate(self.hints):
-            if hints is None:
+            kinds = {column.name: column.kind for column in self.manifests[k].columns}
+            if hints is None or kinds.get("source_sha256") != "sha256":
                 return None
             ids.append(self._translated(k, "id", np.array(hints.ids[: hints.rows], object)))
             digests.append(hints.hashes)
-        return Known(np.concatenate(ids), np.concatenate(digests))
+            labels.append(self._translated(k, "label", hints.labels))
+        return Known(np.concatenate(ids), np.concatenate(digests), np.concatenate(labels))
 
     def ids(self, index: Index) -> list[str]:
-        """The ids at ``index``; of what is known beside the shards no shard is read."""
-        return list((self.column("id", index) if self.known is None else self.known.ids[index]).tolist())
+        """The ids at ``index``, as `ids_like` has them of what is known beside the shards."""
+        known = None if self.known is None else self.known.taking(index)
+        return list(self.ids_like(known, index).tolist())
 
     def ids_like(self, known: Known | None, index: Index) -> Array:
-        """The ids at ``index`` (n,), as objects of str: those ``known``, if of the pictures that the shards name.
+        """The ids at ``index`` (n,), as objects of str: those ``known``, if of the rows that the shards name.
 
         Nothing but its SHA-256 guards the ids in an HDF5 shard, and to hash it costs as much as to copy it.
         """
-        if known is not None and np.array_equal(self.column("source_sha256", index), known.digests):
+        if known is not None and self._confirm(known, index):
             return known.ids
         return self.column("id", index)
+
+    def _confirm(self, known: Known, index: Index) -> bool:
+        """Whether the shards say the same of the rows at ``index``, and lost nothing of the columns beside.
+
+        The fletcher32 of zeros is zero: of what a disk lost in a small column, nothing but zeros in it tells.
+        """
+        own = [{column.name for column in manifest.columns} for manifest in self.manifests]
+        beside = {"crc32", "source_shape"}.intersection(*own)
+        return (
+            np.array_equal(self.column("source_sha256", index), known.digests)
+            and np.array_equal(self.column("label", index), known.labels)
+            and all(bool(self.column(name, index).all()) for name in beside)
+        )
 
     def images(self, index: Index, out: Pixels) -> None:
         """Read the images at ``index`` (n,) into uint8 ``out`` (n, row_bytes)."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -159,7 +160,8 @@ def replace_file(path: Path, data: bytes, state: Path) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that failed may be read-only by now: what it failed of is to be said
+            partial.unlink()
         raise
     sync_folder(path.parent)
 

@@ -142,6 +142,8 @@ class H5Shard(FinishedShard):
         if missing := np.flatnonzero(sizes == 0).tolist():
             # HDF5 itself would read such a chunk as zeros, without a word.
             raise ShardError(f"'{path}': chunks {missing[:5]} of image were never written. {CURE}")
+        if len(np.unique(offsets)) < count:  # each has a right checksum, but for one of them it is another's
+            raise ShardError(f"'{path}': two chunks of image lie in one place. {CURE}")
         codec = names[0] if len(names) > 1 else None
         if (masks & ~np.uint32(1 if codec else 0)).any() or userblock:
             raise ShardError(

@@ -20,7 +20,15 @@ import pytest
 from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from PIL import Image
 
-from shardwright.convert import Conversion, ConvertOptions, PixelOptions, StoreOptions, convert, write
+from shardwright.convert import (
+    Conversion,
+    ConvertOptions,
+    PixelOptions,
+    StoreOptions,
+    convert,
+    picture_build,
+    write,
+)
 from shardwright.convert.output import Output
 from shardwright.convert.picture_build import PictureBuild
 from shardwright.convert.records import ShardRecord
@@ -671,3 +679,31 @@ def test_splits_are_published_together(here: None, tmp_path: Path, monkeypatch: 
     convert(tree, tmp_path / "out", options)
     made = ["place", "accompany"]
     assert steps == [*made, *made, "publish", "publish", "look_back", "look_back"]
+
+
+def test_a_picture_of_which_the_end_cannot_be_read_makes_no_version(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk gives the first bytes of it each night, and no more."""
+
+    class Failing(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(4)
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        return Failing(path) if Path(path).name == "2.png" else open(path, *arguments, **options)
+
+    def read(path: Path) -> Any:
+        if path.name == "2.png":
+            raise PictureError("unreadable: Input/output error")
+        return real(path)
+
+    tree = put(tmp_path / "src", {f"a/{k}.png": png(seed=k) for k in range(4)})
+    real = write._read
+    monkeypatch.setattr(write, "_read", read)
+    monkeypatch.setattr(picture_build, "open", opened, raising=False)
+    assert convert(tree, tmp_path / "out", SMALL)[0].manifest.rejected == {"unreadable": 1}
+    again = convert(tree, tmp_path / "out", SMALL)[0]
+    assert (again.made, again.manifest.version) == (False, 1)

@@ -342,7 +342,7 @@ def test_a_class_map_is_not_taken_for_a_picture(here: None, tmp_path: Path) -> N
 
 def test_class_names_that_are_no_lines() -> None:
     assert class_map_text(("a", "b c")) == "a\nb c\n"
-    for name in ("a\nb", "a\rb", " ", ""):
+    for name in ("a\nb", "a\rb", " ", "", "\ud800"):
         assert class_map_text(("a", name)) is None
 
 

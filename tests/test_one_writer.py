@@ -18,7 +18,7 @@ import pytest
 from drawing import jpeg, png, put
 
 from shardwright.convert import ConvertOptions, PixelOptions, convert, lock, output
-from shardwright.convert.lock import one_writer, sole_writer, split_writer
+from shardwright.convert.lock import data_sets_of, one_writer, sole_writer, split_writer
 from shardwright.convert.space import unwritable
 from shardwright.convert.starting import starting_processes
 from shardwright.convert.workers import Workers
@@ -441,6 +441,24 @@ def test_an_output_that_is_only_being_made_is_held(tmp_path: Path, command: Call
         assert command(*arguments).code in (1, 2)  # nothing is there
 
 
+def test_an_output_that_was_made_while_it_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock was held, and is gone when it is to be read who holds it."""
+    out, real = tmp_path / "out", lock._is_held
+
+    def ended(path: Path) -> bool:
+        held = real(path)
+        path.unlink()
+        put(out, {"train/manifest.json": b"{}"})
+        return held
+
+    with one_writer(out):
+        monkeypatch.setattr(lock, "_is_held", ended)
+        assert data_sets_of(out) == {"train": out / "train"}
+        (out / ".shardwright" / "lock").touch()  # as its end removes it
+
+
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     error = unwritable(PermissionError(errno.EACCES, "Permission denied", "out/shards/1.h5"), Path("out"))
     assert str(error).startswith("cannot write 'out': 'out/shards/1.h5': Permission denied. See to its disk")
@@ -457,3 +475,20 @@ def test_what_was_half_written_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space"):
         replace_file(tmp_path / "manifest.json", b"{}", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_either_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that failed is made read-only by some systems."""
+
+    def unlink(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_file(tmp_path / "manifest.json", b"{}", tmp_path)

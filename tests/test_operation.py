@@ -691,25 +691,27 @@ def test_the_log_says_that_memory_is_short(
     assert (found[0]["jobs"], "jobs_limited_by" in found[0], len(asked)) == ("3", False, 5)
 
 
+@pytest.mark.parametrize("when", ["end", "exit"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_behind_the_end_changes_nothing(
-    python: Callable[..., Any], tmp_path: Path, number: signal.Signals
+    python: Callable[..., Any], tmp_path: Path, number: signal.Signals, when: str
 ) -> None:
     """The log has said what the command ends with."""
     code = """
-import os, sys
+import atexit, os, sys
 from shardwright.cli import main
 from shardwright.log import Log
-real, number = Log.event, int(sys.argv.pop())
+real, number, when = Log.event, int(sys.argv.pop()), sys.argv.pop()
+if when == "exit":
+    atexit.register(os.kill, os.getpid(), number)
 def event(self, name, *rest, **values):
     real(self, name, *rest, **values)
-    if name == "end":
+    if name == when:
         os.kill(os.getpid(), number)
 Log.event = event
 main(sys.argv[1:], prog_name="shardwright")
 """
     tree = put(tmp_path / "src", {"a/1.png": png()})
-    ran = python(
-        code, "convert", str(tree), str(tmp_path / "out"), "--size", "8", "--jobs", "1", str(int(number))
-    )
+    arguments = ["convert", str(tree), str(tmp_path / "out"), "--size", "8", "--jobs", "1"]
+    ran = python(code, *arguments, when, str(int(number)))
     assert (ran.returncode, "event=end code=0" in ran.stderr) == (0, True), ran.stderr

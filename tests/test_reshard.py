@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 from building import Built, build, republish
 from drawing import png, put
+from PIL import Image
 from test_one_writer import everything, processes_naming
 from test_repair import only as only_repair
 from test_resume import wait_for_none
@@ -47,7 +49,7 @@ from shardwright.datasets import open_dataset
 from shardwright.datasets.buffers import RowBuffers
 from shardwright.datasets.fit import fitted
 from shardwright.datasets.layout import Column, Manifest, Storage
-from shardwright.datasets.manifest import read_manifest
+from shardwright.datasets.manifest import read_manifest, write_manifest
 from shardwright.datasets.manifest import replace_file as _replace_file
 from shardwright.datasets.reader import Reader
 from shardwright.errors import (
@@ -984,6 +986,102 @@ def test_ids_that_are_known_are_not_read(
     with pytest.raises(ShardError, match="SHA-256"):
         reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
     assert not (tmp_path / "out").exists()
+
+
+def test_ids_that_are_known_of_other_rows_choose_none(here: None, tmp_path: Path) -> None:
+    """What is known beside the shards decides no more about which rows are taken, and where, than it is true."""
+    (manifest,) = converted(tmp_path, "src")
+    rows, output = rows_of(tmp_path / "src"), Output(tmp_path / "src")
+    chosen, shares = tuple(list(rows)[:3]), parse_shares("train=0.5,val=0.5")
+    reshard(tmp_path / "src", tmp_path / "mixed", asked(seed=7))
+    deal_out(tmp_path / "src", tmp_path / "parts", SplitOptions(shares, jobs=1))
+    hints = output.hints(manifest)
+    assert hints is not None
+    output.remember(manifest, hints.permuted(np.roll(np.arange(hints.rows), 1)))
+    reshard(tmp_path / "src", tmp_path / "chosen", asked(ids=chosen))
+    assert rows_of(tmp_path / "chosen") == {id: rows[id] for id in chosen}
+    reshard(tmp_path / "src", tmp_path / "again", asked(seed=7))
+    assert in_order(rows_of(tmp_path / "again")) == in_order(rows_of(tmp_path / "mixed"))
+    deal_out(tmp_path / "src", tmp_path / "others", SplitOptions(shares, jobs=1))
+    for part in shares:
+        assert rows_of(tmp_path / "others" / part) == rows_of(tmp_path / "parts" / part)
+
+
+def test_ids_that_are_known_without_a_digest_in_the_shards(here: None, tmp_path: Path) -> None:
+    """Of a data set whose column of that name is another, or is none."""
+    (manifest,) = converted(tmp_path, "src")
+    rows, output = rows_of(tmp_path / "src"), Output(tmp_path / "src")
+    hints = output.hints(manifest)
+    assert hints is not None
+    (tmp_path / "src" / "manifest-000001.json").unlink()
+    columns = tuple(column for column in manifest.columns if column.name != "source_sha256")
+    manifest = replace(manifest, columns=columns)
+    write_manifest(tmp_path / "src", manifest)
+    output.remember(manifest, hints)
+    reshard(tmp_path / "src", tmp_path / "out", asked(chunk_rows=4))
+    assert list(rows_of(tmp_path / "out")) == list(rows)
+
+
+@pytest.mark.parametrize("damage", ["mask", "address", "zeros", "white", "packed"])
+def test_a_chunk_is_not_moved_as_what_it_is_not(here: None, tmp_path: Path, damage: str) -> None:
+    """Its checksum is right, and it is another's, or a bit beside it flipped: it would get a right hash."""
+    tree = put(tmp_path / "tree", {f"a/{k}.png": png(k) for k in range(16)})
+    for k in range(16):  # noise below white
+        with Image.open(tree / "a" / f"{k}.png") as image:
+            white = image.convert("RGB")
+        white.paste((255, 255, 255), (0, 0, 16, 4) if damage != "packed" else (0, 0, 16, 15))
+        white.save(tree / "a" / f"{k}.png")
+    options = ConvertOptions(PixelOptions(size=16), StoreOptions(chunk_rows=4, shard_mib=1.0), jobs=1)
+    manifest = convert(tree, tmp_path / "src", options)[0].manifest
+    path = tmp_path / "src" / manifest.shards[0].files[0].name
+    with h5py.File(path) as h5:
+        first, second = (h5["image"].id.get_chunk_info(k) for k in (0, 1))
+    raw = int(damage != "packed")
+    assert (first.filter_mask, second.filter_mask) == (raw, raw)
+    data = path.read_bytes()
+    if damage == "mask":
+        old, new = (struct.pack("<II", first.size, mask) for mask in (1, 0))
+    elif damage == "address":
+        old, new = (struct.pack("<Q", chunk.byte_offset) for chunk in (second, first))
+    elif damage == "white":
+        old = data[first.byte_offset :][: 16 * 16 * 3]
+        new = bytes(16 * 4 * 3) + old[16 * 4 * 3 :]
+        assert old.startswith(b"\xff" * (16 * 4 * 3))
+    else:
+        old, new = data[first.byte_offset :][: first.size], bytes(first.size)
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+    with pytest.raises(ShardError, match="the source is damaged.*SHA-256"):
+        reshard(tmp_path / "src", tmp_path / "out", asked())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["label", "crc32", "source_shape", "source_sha256"])
+def test_zeros_in_place_of_a_column_are_not_taken(here: None, tmp_path: Path, name: str) -> None:
+    """What a disk lost has the checksum of zeros, which is zero: it would get a right hash in the new version."""
+    manifest = converted(tmp_path, "src")[0]
+    path = tmp_path / "src" / manifest.shards[-1].files[0].name
+    with h5py.File(path) as h5:
+        assert h5["label"][...].any()
+        chunk = h5[name].id.get_chunk_info(0)
+    with open(path, "r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(bytes(chunk.size))
+    with h5py.File(path) as h5:
+        assert not h5[name][...].any()
+    with pytest.raises(ShardError, match="the source is damaged.*SHA-256"):
+        reshard(tmp_path / "src", tmp_path / "out", asked())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_black_pictures_are_moved(here: None, tmp_path: Path) -> None:
+    """Their checksum is that of what a disk lost, and they are not."""
+    put(tmp_path / "tree" / "a", {"1.png": png(1, 8)})
+    Image.new("RGB", (8, 8)).save(tmp_path / "tree" / "a" / "0.png")
+    store = StoreOptions(chunk_rows=1, compression="none")
+    convert(tmp_path / "tree", tmp_path / "src", ConvertOptions(PixelOptions(size=8), store, jobs=1))
+    reshard(tmp_path / "src", tmp_path / "out", asked(seed=3))
+    assert rows_of(tmp_path / "out") == rows_of(tmp_path / "src")
 
 
 def test_ids_that_are_known_of_merged_ones(
