@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from building import Built, build, recorded_reads, send_labels
 from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 
 from shardwright.datasets import H5Dataset, NpyDataset, ShardedDataset, open_dataset
+from shardwright.datasets.manifest import write_manifest
 from shardwright.errors import FormatError, ShardError, UsageError
 from shardwright.loaders import collate
 
@@ -313,3 +315,27 @@ def test_any_damage_to_a_header_is_a_shard_error(tmp_path: Path, storage: Any) -
             images, labels = open_dataset(built.folder).read_batch(range(20)).columns
             np.testing.assert_array_equal(images.permute(0, 2, 3, 1), built.images)
             np.testing.assert_array_equal(labels, built.labels)
+
+
+def test_labels_that_a_disk_lost_are_not_those_of_the_first_class(tmp_path: Path) -> None:
+    """The fletcher32 of zeros is zero. Labels that are all of the first class, and were, are read."""
+    built = build(tmp_path / "lost", "hdf5")
+    path = built.folder / built.manifest.shards[1].files[0].name
+    with h5py.File(path) as h5:
+        assert h5["label"][...].any()
+        chunk = h5["label"].id.get_chunk_info(0)
+    with open(path, "r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(bytes(chunk.size))
+    with h5py.File(path) as h5:
+        assert not h5["label"][...].any()  # without a word
+    dataset = open_dataset(built.folder)
+    row = built.manifest.shards[0].rows
+    with pytest.raises(ShardError, match="SHA-256"):
+        dataset[row]
+    with pytest.raises(ShardError, match="SHA-256"):
+        open_dataset(built.folder).labels()
+    sound = build(tmp_path / "sound", "hdf5", classes=1)
+    manifest = replace(sound.manifest, classes=("first", "second"))
+    write_manifest(sound.folder, manifest)
+    assert open_dataset(sound.folder)[0][1] == 0
