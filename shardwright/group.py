@@ -23,6 +23,7 @@ STOPPED = (5, INTERRUPTED, TERMINATED)
 MOST_OPEN_FILES = 1 << 16
 
 
+_AGAIN_SECONDS = 0.01
 #: Commands that go on where a run of them was stopped.
 GOES_ON = frozenset(("convert", "export", "gc", "merge", "repair", "reshard", "split", "sync"))
 
@@ -107,13 +108,37 @@ def _terminable() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        with _heard_everywhere({Terminated: terminate, KeyboardInterrupt: interrupt}):
+            yield
     except (KeyboardInterrupt, Terminated):
         raise  # the process is about to end, and is not to be disturbed again: nothing is restored
     except BaseException:
         _restore(before)
         raise
     _restore(before)
+
+
+@contextmanager
+def _heard_everywhere(handlers: Mapping[type[BaseException], Any]) -> Iterator[None]:
+    """Send a signal again whose exception nobody got, as it was raised in a destructor or a callback."""
+    number_of = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    before = sys.unraisablehook
+
+    def again(unraisable: Any) -> None:
+        kind = unraisable.exc_type
+        if kind not in number_of:
+            before(unraisable)
+            return
+        signal.signal(number_of[kind], handlers[kind])
+        later = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number_of[kind]))
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def settle() -> None:

@@ -715,3 +715,33 @@ main(sys.argv[1:], prog_name="shardwright")
     arguments = ["convert", str(tree), str(tmp_path / "out"), "--size", "8", "--jobs", "1"]
     ran = python(code, *arguments, when, str(int(number)))
     assert (ran.returncode, "event=end code=0" in ran.stderr) == (0, True), ran.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_a_destructor_is_heard(
+    python: Callable[..., Any], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Python throws an exception away that is raised there, and would go on."""
+    script = """
+import os, sys, time
+from shardwright.cli import main
+from shardwright.convert import run
+number = int(sys.argv.pop())
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), number)
+        for _ in range(1000):
+            pass
+def find_splits(_):
+    Dying()
+    time.sleep(60)
+run.find_splits = find_splits
+main(sys.argv[1:], prog_name="shardwright")
+"""
+    tree = put(tmp_path / "src", {"a/1.png": png()})
+    ran = python(script, "convert", str(tree), str(tmp_path / "out"), str(int(number)))
+    assert (ran.returncode, "Traceback" in ran.stderr, "same command goes on" in ran.stderr) == (
+        code,
+        False,
+        True,
+    ), ran
