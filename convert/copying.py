@@ -173,7 +173,7 @@ class _Copy:
         if found[1].compressed and not data[-CHECKSUM_BYTES:].any():
             pixels = np.empty((span.stop - span.start, self._row_bytes), np.uint8)
             self._rows.images(self._task.index[span], pixels)
-            data = self._rows.read_stored(*found)
+            data = self._rows.read_stored(*found)  # again: its memory was taken to decode
         self._writer.append(data, mask, span.stop - span.start)
 
     def _recut(self, spans: list[slice]) -> None:

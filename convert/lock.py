@@ -67,9 +67,8 @@ def one_writer(out: Path) -> Iterator[None]:
 
 def _say_who(fd: int) -> None:
     holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%F %T %z")}
-    with suppress(
-        OSError
-    ):  # on a full disk `gc` must go on: who holds it is for others to read, and for nothing else
+    # On a full disk `gc` must go on: who holds it is for others to read, and for nothing else.
+    with suppress(OSError):
         os.pwrite(fd, json.dumps(holder).encode(), 0)
 
 

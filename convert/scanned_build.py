@@ -69,9 +69,8 @@ class ScannedBuild(Build):
     def stored_share(self, workers: Workers) -> float:
         task = next((task for task in self.tasks() if isinstance(task, ShardTask)), None)
         if task is not None:
-            with suppress(
-                ShardwrightError
-            ):  # a picture that kills its process is found when its shard is written
+            # A picture that kills its process is found when its shard is written.
+            with suppress(ShardwrightError):
                 return workers.call(stored_share, task)
         return 1.0
 

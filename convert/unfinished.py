@@ -18,7 +18,7 @@ from typing import Any
 import joblib
 
 from shardwright.convert.hints import Stamp
-from shardwright.convert.plan import ShardPlan
+from shardwright.convert.plan import ShardPlan, shard_stem
 from shardwright.convert.records import Finding, ShardRecord
 from shardwright.convert.stats import Sums
 from shardwright.convert.store import shard_file
@@ -91,22 +91,26 @@ class Unfinished:
 
     def go_on(self, request: Request, numbers: Collection[int]) -> None:
         """Go on with those of its finished shards that have these ``numbers``, as the conversion of ``request``."""
-        kept = [record for record in self.records() if record.number in numbers]
-        files = {file.name for record in kept if record.shard is not None for file in record.shard.files}
-        stays = {_REQUEST, *(self._record(r.number).name for r in kept), *(Path(name).name for name in files)}
+        shards = {Path(shard_stem(request["version"], number)).name for number in numbers}
+        stays = {*shards, Path(_REQUEST).stem, *(self._record(number).stem for number in numbers)}
         # Records go before their files, and all before others may be written under the same numbers.
         for path in sorted(self._run.iterdir(), key=lambda path: not path.name.startswith("record-")):
-            if path.name in stays:
+            if _stem(path) in stays:
                 continue
-            if path.is_dir() and not path.is_symlink():  # not made by us
+            if (
+                path.is_dir() and not path.is_symlink()
+            ):  # the folder is ours as a whole, as where it is forgotten
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        self._remove_unpublished(request["version"], files)
+        self._remove_unpublished(request["version"], shards)
         _write(self._run / _REQUEST, request, self.begun_ns())
 
     def _remove_unpublished(self, version: int, kept: Container[str] = ()) -> None:
-        """Remove shards of a version that was being published and never was: its number is given again."""
+        """Remove shards of a version that was being published and never was, but those ``kept``, names without endings.
+
+        Its number is given again.
+        """
         named = {
             file.name.casefold()
             for known in {*versions_of(self.folder), newest_version(self.folder)} - {None}
@@ -120,7 +124,7 @@ class Unfinished:
                     f"'{path}' would be a shard of version {version}, and an earlier version names it: another program "
                     "made that one. Nothing was changed: use another output"
                 )
-            if SHARD_NAME.fullmatch(name) and name not in kept:
+            if SHARD_NAME.fullmatch(name) and _stem(path) not in kept:
                 path.unlink()
 
     def keep(self, record: ShardRecord) -> None:
@@ -167,6 +171,10 @@ class Unfinished:
 
     def _kept(self, file: ShardFile) -> Path:
         return self._run / Path(file.name).name
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
 
 
 def _write(path: Path, values: Request, time_ns: int | None = None) -> None:

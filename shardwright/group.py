@@ -21,8 +21,6 @@ FAILED, WITH_REJECTS, LOCKED, INTERRUPTED, TERMINATED = 1, 3, 4, 130, 143
 STOPPED = (5, INTERRUPTED, TERMINATED)
 # More files are never open at once, and a program that closes all it may have would be slow.
 MOST_OPEN_FILES = 1 << 16
-
-
 _AGAIN_SECONDS = 0.01
 #: Commands that go on where a run of them was stopped.
 GOES_ON = frozenset(("convert", "export", "gc", "merge", "repair", "reshard", "split", "sync"))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from drawing import Pixels, encoded, jpeg, noise, photograph, png, put
 from PIL import Image
+from trees import make_unreadable
 
 from shardwright.convert import (
     Conversion,
@@ -38,7 +39,7 @@ from shardwright.datasets.ids import id_to_path, path_to_id
 from shardwright.datasets.layout import Storage
 from shardwright.datasets.manifest import read_manifest
 from shardwright.datasets.pixels import decode
-from shardwright.errors import OutputError, PictureError, ShardwrightError, SourceError, UsageError
+from shardwright.errors import OutputError, ShardwrightError, SourceError, UsageError
 
 SIZE = 16
 LATIN_1 = "é" if sys.platform == "darwin" else os.fsdecode(b"caf\xe9")
@@ -634,15 +635,8 @@ def test_a_picture_that_can_be_read_again_is_taken(
     """A right that was given changes neither size nor time. One that still cannot be read makes no version."""
     tree = put(tmp_path / "src", {f"a/{k}.png": png(seed=k) for k in range(4)})
     (tree / "a" / "gone.png").symlink_to("nowhere")
-    real = write._read
-
-    def read(path: Path) -> Any:
-        if path.name == "2.png":
-            raise PictureError("unreadable: Permission denied")
-        return real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(write, "_read", read)
+        make_unreadable(patch, lambda name: name == "2.png")
         assert command("convert", tree, tmp_path / "out", "--size", 8).code == 3
     ran = command("convert", tree, tmp_path / "out", "--size", 8)
     assert (ran.code, "1 can be now, such as 'a/2.png'" in ran.err + ran.out) == (3, True), ran
@@ -695,14 +689,8 @@ def test_a_picture_of_which_the_end_cannot_be_read_makes_no_version(
     def opened(path: Path, *arguments: Any, **options: Any) -> Any:
         return Failing(path) if Path(path).name == "2.png" else open(path, *arguments, **options)
 
-    def read(path: Path) -> Any:
-        if path.name == "2.png":
-            raise PictureError("unreadable: Input/output error")
-        return real(path)
-
     tree = put(tmp_path / "src", {f"a/{k}.png": png(seed=k) for k in range(4)})
-    real = write._read
-    monkeypatch.setattr(write, "_read", read)
+    make_unreadable(monkeypatch, lambda name: name == "2.png")
     monkeypatch.setattr(picture_build, "open", opened, raising=False)
     assert convert(tree, tmp_path / "out", SMALL)[0].manifest.rejected == {"unreadable": 1}
     again = convert(tree, tmp_path / "out", SMALL)[0]

@@ -12,8 +12,9 @@ import pytest
 from drawing import png, put
 from test_one_writer import everything
 from test_sync import OPTIONS, SYNC, assert_is_the_tree, at_rest, of, only, storage
+from trees import make_unreadable
 
-from shardwright.convert import convert, write
+from shardwright.convert import convert
 from shardwright.convert import unfinished as unfinished_module
 from shardwright.convert.copy_plan import ReshardOptions
 from shardwright.convert.copy_summary import Copied
@@ -31,7 +32,7 @@ from shardwright.convert.sync import sync
 from shardwright.datasets import open_dataset
 from shardwright.datasets.layout import Shard, Storage
 from shardwright.datasets.manifest import read_manifest
-from shardwright.errors import OutOfTimeError, OutputError, PictureError
+from shardwright.errors import OutOfTimeError, OutputError
 
 __all__ = ["at_rest", "storage"]
 
@@ -192,15 +193,8 @@ def test_a_picture_that_could_not_be_read_then_can_be_read_now(
     job: Job, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Its permissions were mended, or another file was put in its place: it is none of the rejects."""
-    real = write._read
-
-    def read(path: Path) -> Any:
-        if path.name == "07.png":
-            raise PictureError("unreadable: Permission denied")
-        return real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(write, "_read", read)
+        make_unreadable(patch, lambda name: name == "07.png")
         while not any(r.findings for r in unfinished_module.Unfinished(job.out).records()):
             assert job.night() is None
     if how == "mended":
@@ -216,14 +210,7 @@ def test_a_picture_that_could_not_be_read_then_can_be_read_now(
 def test_a_picture_that_can_never_be_read_costs_nothing(
     job: Job, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = write._read
-
-    def read(path: Path) -> Any:
-        if path.name[0] == "0":
-            raise PictureError("unreadable: Permission denied")
-        return real(path)
-
-    monkeypatch.setattr(write, "_read", read)
+    make_unreadable(monkeypatch, lambda name: name[0] == "0")
     for night in range(3):
         assert job.night() is None
         put(tree, {f"a/new{night}.png": png(seed=900 + night)})

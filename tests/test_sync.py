@@ -15,6 +15,7 @@ import pytest
 from building import build as build_data_set
 from drawing import encoded, jpeg, noise, png, put
 from test_one_writer import everything
+from trees import make_unreadable
 
 from shardwright.convert import (
     ConvertOptions,
@@ -614,15 +615,8 @@ def test_rejects_for_passing_reasons_are_tried_again(
     tree: Path, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of the disk says nothing of the picture, and leaves its times as they are."""
-    real = write._read
-
-    def failing(path: Path) -> Any:
-        if path.name == "3.png":
-            raise write.PictureError("unreadable: Input/output error")
-        return real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(write, "_read", failing)
+        make_unreadable(patch, lambda name: name == "3.png")
         convert(tree, tmp_path / "out", OPTIONS)
         assert not only(sync(tree, tmp_path / "out", SYNC)).made
     assert len(open_dataset(tmp_path / "out")) == 22

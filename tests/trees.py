@@ -1,9 +1,15 @@
 """A tree of pictures whose pixels after conversion are known: PNGs of the target size, which no resize touches."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from drawing import Pixels, encoded, noise, put
+
+from shardwright.convert import write
+from shardwright.errors import PictureError
 
 CLASSES = ("cat", "dög", "owl")
 SIZE = 32
@@ -24,3 +30,15 @@ def draw_tree(root: Path) -> Pictures:
     put(root, {id: encoded(pixels, "PNG") for id, (_, pixels) in pictures.items()})
     put(root, {f"{CLASSES[0]}/broken.jpg": b"\xff\xd8\xff\xe0 and no more"})
     return pictures
+
+
+def make_unreadable(patch: pytest.MonkeyPatch, which: Callable[[str], bool]) -> None:
+    """Have no picture read whose name is one of ``which``, as without the right to, or by a failing disk."""
+    real = write._read
+
+    def read(path: Path) -> Any:
+        if which(path.name):
+            raise PictureError("unreadable: Permission denied")
+        return real(path)
+
+    patch.setattr(write, "_read", read)
